@@ -1,0 +1,74 @@
+// What every op's torch.cpp needs: tensors as pointers with checks, and the Host on PyTorch's pools, streams and GEMM.
+// Only torch.cpp files and this folder include torch, and only its stable ABI.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <liger_kernel/core/host.h>
+
+namespace liger {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline DType dtype_of(const char* op, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return DType::kF32;
+    case ScalarType::BFloat16: return DType::kBF16;
+    case ScalarType::Half: return DType::kF16;
+    default: fail(op, ": takes fp32, bf16 and fp16 tensors; cast the input first");
+  }
+}
+
+inline const char* device_name(const Tensor& t) { return t.is_cuda() ? "cuda" : t.is_cpu() ? "cpu" : "another device"; }
+
+// Every tensor after the first lies on the first one's device.
+template <class... Tensors>
+void check_devices(const char* op, const Tensor& first, const Tensors&... rest) {
+  const auto check = [&](const Tensor& t) {
+    LIGER_CHECK(t.get_device() == first.get_device() && t.is_cuda() == first.is_cuda(), op, ": tensors lie on ", device_name(first), ' ',
+                int(first.get_device()), " and ", device_name(t), ' ', int(t.get_device()), "; move them to one device");
+  };
+  (check(rest), ...);
+}
+
+// `rows` view of a tensor whose last dimension is contiguous: Python has reshaped it to [rows, columns].
+inline void check_rows(const char* op, const char* what, const Tensor& t) {
+  LIGER_CHECK(t.dim() == 2, op, ": ", what, " has ", t.dim(), " dimensions, expected [rows, columns]");
+  LIGER_CHECK(t.size(1) <= 1 || t.numel() == 0 || t.stride(1) == 1, op, ": ", what, " has stride ", t.stride(1), " in its last dimension, expected 1");
+}
+
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
+  return torch::stable::new_empty(like, std::vector<int64_t>(shape), dtype);
+}
+
+template <class T = void>
+T* data(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+template <class T = void>
+const T* const_data(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+
+// The Host for the device that `like` lies on; on CUDA it also makes that device current until it goes.
+class TorchHost final : public Host {
+ public:
+  explicit TorchHost(const Tensor& like);
+  void parallel_for(int64_t n, int64_t grain, RangeBody body) const override;
+  int threads() const override;
+  Scratch scratch(size_t bytes) const override;
+  void gemm(const Gemm& gemm) const override;
+
+ private:
+  const Tensor like_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+}  // namespace liger

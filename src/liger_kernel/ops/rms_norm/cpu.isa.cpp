@@ -1,0 +1,136 @@
+// RMSNorm on the CPU, compiled once per ISA. Forward reads a row twice (the second time from L1/L2): sum of squares, then
+// write. Backward reads x and dy twice likewise; each thread sums dw over its own rows into an fp32 row of scratch, and the
+// rows of all threads are added in thread order, so the result does not depend on timing.
+#include <liger_kernel/core/cpu/simd.inl.h>
+#include <liger_kernel/ops/rms_norm/rms_norm.h>
+
+namespace liger::rms_norm {
+namespace {
+
+// weight + offset at column j, n lanes; 1 without a weight.
+template <class W>
+F weight_at(const W* weight, int64_t j, F offset) {
+  return weight ? load(weight + j) + offset : set(1.f);
+}
+template <class W>
+F weight_at(const W* weight, int64_t j, F offset, int64_t n) {
+  return weight ? load(weight + j, n) + offset : set(1.f);
+}
+
+template <class T>
+F normalise(F x, float rstd, F w, Rounding rounding) {
+  const F hat = x * rstd;
+  if (rounding == Rounding::kLast) return hat * w;
+  return rounded<T>(hat) * (rounding == Rounding::kEachStep ? rounded<T>(w) : w);
+}
+
+template <class T, class W>
+void forward_rows(const ForwardArgs& a, int64_t begin, int64_t end) {
+  const int64_t cols = a.cols, body = cols / kLanes * kLanes, wide = cols / (4 * kLanes) * 4 * kLanes, tail = cols - body;
+  const W* weight = static_cast<const W*>(a.weight);
+  const bool each_step = a.rounding == Rounding::kEachStep;
+  const F offset = set(each_step ? round_to<T>(a.weight_offset) : a.weight_offset);
+  for (int64_t row = begin; row < end; row++) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    T* y = static_cast<T*>(a.y) + row * a.y_stride;
+
+    F s0{}, s1{}, s2{}, s3{};
+    int64_t j = 0;
+    for (; j < wide; j += 4 * kLanes) {
+      const F p = load(x + j), q = load(x + j + kLanes), r = load(x + j + 2 * kLanes), t = load(x + j + 3 * kLanes);
+      s0 += p * p, s1 += q * q, s2 += r * r, s3 += t * t;
+    }
+    for (; j < body; j += kLanes) s0 += load(x + j) * load(x + j);
+    if (tail) s1 += load(x + body, tail) * load(x + body, tail);
+    const float mean = sum((s0 + s1) + (s2 + s3)) / static_cast<float>(cols);
+    const float eps = each_step ? round_to<T>(a.eps) : a.eps;
+    float rstd = 1.f / std::sqrt((each_step ? round_to<T>(mean) : mean) + eps);
+    if (each_step) rstd = round_to<T>(rstd);
+    a.rstd[row] = rstd;
+
+    for (j = 0; j < body; j += kLanes) store(normalise<T>(load(x + j), rstd, weight_at(weight, j, offset), a.rounding), y + j);
+    if (tail) store(normalise<T>(load(x + body, tail), rstd, weight_at(weight, body, offset, tail), a.rounding), y + body, tail);
+  }
+}
+
+// dx = rstd * (g - x * c), c = rstd^2 mean(g x); dw += dy * hat.
+template <class T, class W>
+void backward_rows(const BackwardArgs& a, float* dw, int64_t begin, int64_t end) {
+  const int64_t cols = a.cols, body = cols / kLanes * kLanes, tail = cols - body;
+  const W* weight = static_cast<const W*>(a.weight);
+  const F offset = set(a.weight_offset);
+  const bool round_hat = a.rounding != Rounding::kLast;
+  for (int64_t row = begin; row < end; row++) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
+    T* dx = a.dx ? static_cast<T*>(a.dx) + row * a.dx_stride : nullptr;
+    const float rstd = a.rstd[row];
+
+    float c = 0;
+    if (dx) {
+      F s0{}, s1{};
+      int64_t j = 0;
+      for (; j + 2 * kLanes <= body; j += 2 * kLanes) {
+        s0 += load(dy + j) * weight_at(weight, j, offset) * load(x + j);
+        s1 += load(dy + j + kLanes) * weight_at(weight, j + kLanes, offset) * load(x + j + kLanes);
+      }
+      for (; j < body; j += kLanes) s0 += load(dy + j) * weight_at(weight, j, offset) * load(x + j);
+      if (tail) s1 += load(dy + body, tail) * weight_at(weight, body, offset, tail) * load(x + body, tail);
+      c = sum(s0 + s1) / static_cast<float>(cols) * rstd * rstd;
+    }
+    const auto step = [&](F g, F v, F w, F& sum_dw) {
+      const F hat = v * rstd;
+      sum_dw += g * (round_hat ? rounded<T>(hat) : hat);
+      return (g * w - v * c) * rstd;
+    };
+    for (int64_t j = 0; j < body; j += kLanes) {
+      F sum_dw = dw ? load(dw + j) : F{};
+      const F d = step(load(dy + j), load(x + j), weight_at(weight, j, offset), sum_dw);
+      if (dw) store(sum_dw, dw + j);
+      if (dx) store(d, dx + j);
+    }
+    if (tail) {
+      F sum_dw = dw ? load(dw + body, tail) : F{};
+      const F d = step(load(dy + body, tail), load(x + body, tail), weight_at(weight, body, offset, tail), sum_dw);
+      if (dw) store(sum_dw, dw + body, tail);
+      if (dx) store(d, dx + body, tail);
+    }
+  }
+}
+
+}  // namespace
+
+void LIGER_STAMP(forward)(const ForwardArgs& a, const Host& host) {
+  visit(a.dtype, [&]<class T>(Type<T>) {
+    visit(a.weight_dtype, [&]<class W>(Type<W>) {
+      host.parallel_for(a.rows, grain_for(a.cols * sizeof(T)), [&](int64_t begin, int64_t end) { forward_rows<T, W>(a, begin, end); });
+    });
+  });
+}
+
+void LIGER_STAMP(backward)(const BackwardArgs& a, const Host& host) {
+  const int64_t grain = grain_for(a.cols * 4);
+  const int64_t wanted = (a.rows + grain - 1) / grain;
+  const int64_t parts = wanted < 1 ? 1 : wanted < host.threads() ? wanted : host.threads();
+  const int64_t rows_per_part = (a.rows + parts - 1) / parts;
+  // Part 0 sums into dw itself, the others into scratch.
+  const Scratch scratch = a.dw && parts > 1 ? host.scratch((parts - 1) * a.cols * sizeof(float)) : Scratch{};
+  visit(a.dtype, [&]<class T>(Type<T>) {
+    visit(a.weight_dtype, [&]<class W>(Type<W>) {
+      host.parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t part = begin; part < end; part++) {
+          float* dw = !a.dw ? nullptr : part == 0 ? a.dw : scratch.as<float>() + (part - 1) * a.cols;
+          if (dw) std::memset(dw, 0, a.cols * sizeof(float));
+          const int64_t first = part * rows_per_part, last = first + rows_per_part;
+          backward_rows<T, W>(a, dw, first, last < a.rows ? last : a.rows);
+        }
+      });
+    });
+  });
+  for (int64_t part = 1; a.dw && part < parts; part++) {
+    const float* other = scratch.as<float>() + (part - 1) * a.cols;
+    for (int64_t j = 0; j < a.cols; j++) a.dw[j] += other[j];
+  }
+}
+
+}  // namespace liger::rms_norm
