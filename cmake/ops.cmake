@@ -2,6 +2,7 @@
 #   cpu.isa.cpp       three times on x86-64: baseline, AVX2+FMA, AVX-512 with BF16
 #   *.cu              SM 8.0 and 9.0, PTX for later cards
 #   *_sm90.cu         SM 9.0a alone (wgmma, clusters, bulk copies)
+#   *_cublaslt.cpp    where CUDA is, by the C++ compiler (nvcc 13.0 with GCC 12 crashes on cuBLASLt host code in C++20)
 #   torch.cpp         the PyTorch extension only
 #   test*.cpp bench*.cpp   tests and benchmarks only
 #   other *.cpp       the core library
@@ -36,6 +37,12 @@ function(liger_add_folder name folder)
   list(FILTER cxx EXCLUDE REGEX "/(torch|test[^/]*|bench[^/]*|[^/]*\\.isa|[^/]*_cublaslt|[^/]*_standalone)\\.cpp$")
   if(sm90)
     list(REMOVE_ITEM cuda ${sm90})
+  endif()
+  if(LIGER_HAS_CUDA)
+    # Headers alone: the library is opened at run time.
+    file(GLOB cublaslt CONFIGURE_DEPENDS ${folder}/*_cublaslt.cpp)
+    set_source_files_properties(${cublaslt} PROPERTIES INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}")
+    list(APPEND cxx ${cublaslt})
   endif()
   set(cxx_options ${LIGER_WARNINGS} ${LIGER_MATH} $<$<CONFIG:Release>:-O3>)
 

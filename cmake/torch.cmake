@@ -28,7 +28,7 @@ target_compile_options(_C PRIVATE ${LIGER_WARNINGS} $<$<CONFIG:Release>:-O2>)
 # torch loads its libraries locally, so symbols must be bound to libtorch_cpu by name.
 target_link_libraries(_C PRIVATE ${torch_root}/lib/libtorch_cpu.so ${CMAKE_DL_LIBS})
 # No rpath into the build machine's torch, no symbols of ours for others.
-set_target_properties(_C PROPERTIES PREFIX "" SUFFIX ".abi3.so" SKIP_BUILD_RPATH ON INSTALL_RPATH "" LINK_FLAGS "-Wl,--exclude-libs,ALL -Wl,--as-needed")
+set_target_properties(_C PROPERTIES PREFIX "" SUFFIX ".abi3.so" SKIP_BUILD_RPATH ON INSTALL_RPATH "" LINK_FLAGS "-Wl,--exclude-libs,ALL -Wl,--as-needed -Wl,-z,defs")
 if(LIGER_HAS_CUDA)
   target_link_libraries(_C PRIVATE CUDA::cudart_static)
 endif()

@@ -14,9 +14,10 @@ class BenchCase:
     Attributes:
         name: shape and options in words, e.g. "16384x4096 bf16".
         make: () -> tuple of inputs; those that train have requires_grad set.
-        contenders: name -> function of the inputs, returning one tensor or a tuple whose first element is differentiated.
-            "liger" is ours, "eager" the Hugging Face model's code, "torch" PyTorch's own op where there is one. The runner
-            adds torch.compile of "eager".
+        contenders: name -> function of the inputs, returning one tensor or a tuple. Backward starts from the first output alone
+            when it is a scalar (a loss), else from every output that trains. "liger" is ours, called by a public name (so that
+            `--against` can time another package's), "eager" the Hugging Face model's code, "torch" PyTorch's own op where there
+            is one. The runner adds torch.compile of "eager".
         forward_bytes, backward_bytes: bytes that must move at least.
         flops: floating-point operations of matrix products, forward and backward; 0 where memory bounds the op.
         forward_only: the op has no useful backward of its own to time.

@@ -1,5 +1,5 @@
 // Errors of the library: one exception type, whose message names the op, the values and the remedy.
-// Inside PyTorch it arrives as RuntimeError; checks that owe another exception are made in Python.
+// Inside PyTorch it arrives as RuntimeError (ValueError before torch 2.12); checks that owe another exception are in Python.
 #pragma once
 #include <sstream>
 #include <stdexcept>

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include <liger_kernel/core/registry.h>
 #include <liger_kernel/core/variant.h>
@@ -17,8 +20,9 @@ std::vector<OpInfo>& table() {
 int detect_isa() {
 #ifdef __x86_64__
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("f16c");
+  unsigned a, b, c = 0, d;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // clang 14 does not know "f16c" by name
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && f16c;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
   return avx512 ? kAvx512 : avx2 ? kAvx2 : kBaseline;
@@ -67,7 +71,7 @@ const char* forced_variant(const char* op) {
     std::string known;
     for (const std::string& variant : info.variants()) {
       if (variant == forced) return forced;
-      if (known.find(' ' + variant) == std::string::npos) known += ' ' + variant;
+      if ((known + ' ').find(' ' + variant + ' ') == std::string::npos) known += ' ' + variant;
     }
     fail(op, ": ", variable, "=", forced, " names no variant; there are:", known);
   }

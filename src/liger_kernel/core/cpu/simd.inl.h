@@ -255,7 +255,7 @@ inline F sigmoid(F x) { return set(1.f) / (set(1.f) + exp(-x)); }
 inline F tanh(F x) {
   const F a = abs(x);
   const F s = x * x;
-  const F small = x + x * s * (-0.333332181f + s * (0.133300841f + s * (-0.0536489606f + s * (0.0205929391f + s * -5.6010e-3f))));
+  const F small = x + x * s * (-0.333332807f + s * (0.133314416f + s * (-0.0537396856f + s * (0.0206389986f + s * -5.70489699e-3f))));
   const F e = exp(min(a + a, set(30.f)));
   const F large = set(1.f) - set(2.f) / (e + 1.f);
   const F signed_large = (F)((U)large | ((U)x & 0x80000000u));

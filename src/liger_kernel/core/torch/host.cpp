@@ -1,5 +1,6 @@
 // Host on PyTorch: its threads, its caching allocators, its current stream, its CPU GEMM; cuBLASLt (core/cuda) on CUDA.
 #include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <liger_kernel/core/cuda/gemm_cublaslt.h>
 #include <liger_kernel/core/torch/torch.h>
@@ -60,11 +61,12 @@ void TorchHost::gemm(const Gemm& g) const {
   const Tensor a = view(g.a, g.m, g.k, g.lda, g.transpose_a, g.in);
   const Tensor b = view(g.b, g.k, g.n, g.ldb, g.transpose_b, g.in);
   const Tensor c = view(g.c, g.m, g.n, g.ldc, false, g.out);
-  std::array<StableIValue, 6> stack = {torch::stable::detail::from(c), torch::stable::detail::from(a), torch::stable::detail::from(b),
-                                       torch::stable::detail::from(static_cast<double>(g.beta)),
-                                       torch::stable::detail::from(static_cast<double>(g.alpha)), torch::stable::detail::from(c)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::addmm", "out", stack.data(), TORCH_ABI_VERSION));
-  (void)torch::stable::detail::to<Tensor>(stack[0]);
+  // The dispatcher's stable entry takes no Scalar; these C functions are as stable.
+  if (g.beta == 0 && g.alpha == 1) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(c.get(), a.get(), b.get()));
+  } else {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(c.get(), c.get(), a.get(), b.get(), g.beta, g.alpha));
+  }
 }
 
 }  // namespace liger

@@ -78,7 +78,7 @@ def rms_norm(x, weight, eps=1e-6, *, weight_offset=0.0, casting_mode="llama"):
 
     Raises:
         AssertionError: weight's length is not H, or the casting mode is unknown.
-        RuntimeError: tensors on different devices, or of another dtype.
+        RuntimeError (ValueError before torch 2.12): tensors on different devices, or of another dtype.
     """
     return LigerRMSNormFunction.apply(x, weight, eps, weight_offset, casting_mode)
 

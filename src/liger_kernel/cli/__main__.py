@@ -1,0 +1,3 @@
+from liger_kernel.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""The Typer application: options and help. Each command imports its work when it runs, so that `liger --help` is immediate."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fused training kernels: what runs here, why, and how fast.")
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes the first CUDA device, else the CPU.")]
+
+
+def pick_device(device):
+    """A torch device string for "auto", "cpu", "cuda" or "cuda:N"; BadParameter for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise typer.BadParameter(f"{device!r} is no device; use cpu, cuda or cuda:N")
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        if int(index or 0) >= count:
+            raise typer.BadParameter(f"{device} is not there: PyTorch sees {count} CUDA device(s); `liger doctor` says more")
+        return f"cuda:{int(index or 0)}"
+    return kind
+
+
+@app.command()
+def doctor():
+    """Say what is installed, which kernels run here, and what is missing. Exit code 1 when the library does not work."""
+    from liger_kernel.cli import doctor
+
+    raise typer.Exit(doctor.run())
+
+
+@app.command()
+def ops():
+    """List the ops of this build and their variants, best first."""
+    from liger_kernel.cli import explain
+
+    explain.show_ops()
+
+
+@app.command()
+def explain(
+    op: Annotated[str, typer.Argument(help="As `liger ops` prints it, e.g. rms_norm.")],
+    shape: Annotated[str, typer.Argument(help="Numbers joined by x, e.g. 8192x4096.")],
+    dtype: Annotated[str, typer.Argument(help="fp32, bf16 or fp16.")] = "bf16",
+    device: Annotated[str, typer.Argument(help="cpu, cuda or cuda:N.")] = "auto",
+):
+    """Say which variant of an op runs for a shape, and why the others do not."""
+    from liger_kernel.cli import explain
+
+    raise typer.Exit(explain.show(op, shape, dtype, pick_device(device)))
+
+
+@app.command()
+def bench(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all that have a bench.py when left out.")] = None,
+    device: Device = "auto",
+    match: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
+    rounds: Annotated[int, typer.Option(min=3, help="Interleaved samples of each contender.")] = 15,
+    compile: Annotated[bool, typer.Option(help="Also time torch.compile of the eager code.")] = True,
+    heap: Annotated[str, typer.Option(help="CPU memory: warm keeps freed pages, default is malloc as it ships, both times both.")] = "both",
+    against: Annotated[pathlib.Path | None, typer.Option(help="Folder of another package that provides liger_kernel.")] = None,
+    json: Annotated[pathlib.Path | None, typer.Option(help="Write every number to this file.")] = None,
+):
+    """Time the ops against eager PyTorch, torch.compile and PyTorch's own op, forward and forward+backward."""
+    from liger_kernel.cli.bench import run
+
+    if heap not in ("warm", "default", "both"):
+        raise typer.BadParameter(f"--heap is {heap!r}, expected warm, default or both")
+    if against is not None and not (against / "liger_kernel").is_dir():
+        raise typer.BadParameter(f"{against} has no folder liger_kernel")
+    raise typer.Exit(run(ops or [], pick_device(device), match, rounds, compile, heap, against, json))
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=4, help="Training steps of each run.")] = 40,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 4 on the CPU, 8 on CUDA.")] = None,
+    seq: Annotated[int | None, typer.Option(min=8, help="Tokens a sequence; 256 on the CPU, 2048 on CUDA.")] = None,
+    device: Device = "auto",
+    out: Annotated[pathlib.Path, typer.Option(help="Folder of the report.")] = pathlib.Path("demo"),
+    hidden: Annotated[int | None, typer.Option(min=32, help="Model width; 256 on the CPU, 2048 on CUDA.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers; 4 on the CPU, 8 on CUDA.")] = None,
+    vocab: Annotated[int, typer.Option(min=300, help="Vocabulary of the tokenizer that is trained on the spot.")] = 32768,
+):
+    """Train a small Llama as it ships and with the kernels, on the same data, and write a report."""
+    from liger_kernel.cli.demo import run
+
+    raise typer.Exit(run(pick_device(device), out, steps=steps, batch=batch, seq=seq, hidden=hidden, layers=layers, vocab=vocab))
+
+
+@app.command("new-op")
+def new_op(
+    name: Annotated[str, typer.Argument(help="Lower-case words joined by underscores.")],
+    into: Annotated[pathlib.Path | None, typer.Option(help="The ops folder; this source tree's when left out.")] = None,
+):
+    """Write a new op folder that builds and passes its tests: y = x * factor, to be replaced by the real arithmetic."""
+    from liger_kernel.cli.new_op import run
+
+    raise typer.Exit(run(name, into))

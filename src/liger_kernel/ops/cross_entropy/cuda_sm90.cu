@@ -1,0 +1,314 @@
+// Cross entropy on Hopper with the row read once: the blocks of a cluster hold it, as raw 16-byte vectors in registers and, for
+// the longest rows, in shared memory, until the sums are known; then the gradient is written from there.
+//
+// * One exchange a row and no cluster barrier after the start: every warp sends its (largest, sum of exponentials, sum) to all
+//   blocks by asynchronous store onto their barrier, into one of two inboxes in turn. A block can be at most one row ahead of a
+//   peer, since it needs the messages of all the peer's warps, so two inboxes suffice.
+// * The target's column is left out of the sums and its x sent beside them, by the thread that holds it: nobody reads it from
+//   memory, where its own gradient may already stand.
+// * The part in shared memory comes by bulk copy, asked for one row ahead.
+// * Rows of any alignment: a row is covered by the aligned vectors that touch it; its first and last one, when it
+//   shares them with its neighbours, are read and written element by element.
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include <liger_kernel/core/cuda/block_reduce.cuh>
+#include <liger_kernel/core/cuda/launch.h>
+#include <liger_kernel/ops/cross_entropy/plan.h>
+#include <liger_kernel/ops/cross_entropy/ptx_sm90.cuh>
+#include <liger_kernel/ops/cross_entropy/row_sm90.cuh>
+
+namespace liger::cross_entropy {
+namespace {
+
+#include <liger_kernel/ops/cross_entropy/finish.inl.h>
+
+template <class T, int kLayout, bool kAligned>
+__global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].blocks) read_once(ForwardArgs a, int slice) {
+  constexpr int kSize = Vec<T>::kSize, kCluster = kLayouts[kLayout].cluster, kThreads = kLayouts[kLayout].threads;
+  constexpr int kVectors = kLayouts[kLayout].vectors, kHeld = kThreads * kVectors;
+  constexpr bool kShared = kLayouts[kLayout].shared;
+  constexpr int kWarps = kThreads / 32, kEntries = kCluster * kWarps;
+  extern __shared__ __align__(128) uint4 rest_raw[];
+  Vec<T>* rest = reinterpret_cast<Vec<T>*>(rest_raw);      // this slice beyond the registers
+  __shared__ __align__(16) float4 inbox[2][kEntries + 1];  // per warp: largest, others, sum of x; last the target's x
+  __shared__ __align__(8) uint64_t arrived[2], loaded;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0, begin = rank * slice;
+  const int64_t groups = gridDim.x / kCluster;
+  const bool smooth = a.label_smoothing > 0;
+  const auto valid = [&](int64_t y) { return y != a.ignore_index && y >= 0 && y < a.vocab; };
+  const auto logits_of = [&](int64_t row) { return static_cast<const T*>(a.logits) + row * a.logits_stride; };
+
+  if (kCluster > 1 || kShared) {
+    if (threadIdx.x == 0) {
+      barrier_init(&arrived[0], 1);
+      barrier_init(&arrived[1], 1);
+      barrier_init(&loaded, 1);
+      fence_barrier_init();
+    }
+    __syncthreads();
+    if (kCluster > 1) cluster_arrive();
+  }
+  bool peers_ready = kCluster == 1;
+
+  // One thread asks for the shared part of the next row that has a target.
+  int64_t ahead = blockIdx.x / kCluster;
+  const auto prefetch = [&] {
+    while (ahead < a.rows && !valid(a.target[ahead * a.target_stride])) ahead += groups;
+    if (ahead >= a.rows) return;
+    const Window<T, kAligned> w(logits_of(ahead), a.vocab);
+    // A partial last vector is read by its thread.
+    const int end = min(begin + slice, w.vectors - (w.partial(w.vectors - 1) ? 1 : 0)), from = begin + kHeld;
+    const int bytes = end > from ? (end - from) * 16 : 0;
+    barrier_expect(&loaded, bytes);
+    if (bytes > 0) bulk_load(rest, w.first + int64_t{from} * kSize, bytes, &loaded);
+    ahead += groups;
+  };
+  if (kShared && threadIdx.x == 0) prefetch();
+
+  int turn = 0;  // rows exchanged
+  for (int64_t row = blockIdx.x / kCluster; row < a.rows; row += groups) {
+    const int64_t y = a.target[row * a.target_stride];
+    const Window<T, kAligned> window(logits_of(row), a.vocab);
+    T* grad = a.grad ? static_cast<T*>(a.grad) + row * a.grad_stride : nullptr;
+    const int count = max(0, min(slice, window.vectors - begin));
+
+    // 1. Rows without a valid target: constants.
+    if (!valid(y)) {
+      const float value = y == a.ignore_index ? 0.f : NAN;
+      float values[kSize];
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) values[k] = value;
+      for (int v = threadIdx.x; grad && v < count; v += kThreads) window.store(grad, begin + v, values);
+      if (rank == 0 && threadIdx.x == 0) {
+        a.loss[row] = value;
+        if (a.z_loss) a.z_loss[row] = value;
+      }
+      continue;
+    }
+
+    // 2. Load.
+    Vec<T> held[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int v = threadIdx.x + i * kThreads;
+      held[i] = v < count ? window.load(begin + v) : lowest<T>();
+    }
+    const int64_t relative = window.before + y - int64_t{begin} * kSize;  // the target in this slice
+    const int target_vector = relative >= 0 && relative < int64_t{count} * kSize ? static_cast<int>(relative / kSize) : -1;
+    const int target_element = static_cast<int>(relative % kSize);
+    const bool own = target_vector >= 0 && target_vector % kThreads == static_cast<int>(threadIdx.x);
+    float largest = -INFINITY, others = 0, weighted = 0, own_x = 0;
+
+    // 3. Sums over the part in shared memory, two vectors at a time.
+    if constexpr (kShared) {
+      barrier_wait(&loaded, turn & 1);
+      const auto fetch = [&](int v) {  // v of the slice
+        if (v >= count) return lowest<T>();
+        Vec<T> x = window.partial(begin + v) ? window.load(begin + v) : rest[v - kHeld];
+        if (smooth) weighted += window.sum(begin + v, x);
+        if (v == target_vector) own_x = take(x, target_element);
+        if (v == target_vector || window.partial(begin + v)) {
+          rest[v - kHeld] = x;
+          fence_before_bulk();
+        }
+        return x;
+      };
+      for (int v = kHeld + threadIdx.x; v < count; v += 2 * kThreads) {
+        const Vec<T> p = fetch(v), q = fetch(v + kThreads);
+        const float m = fmaxf(largest, max_value<T>(Word<T>::max(max_word(p), max_word(q))));
+        const Exponential<T> e(m);
+        others = others * ratio_fast(largest, m) + (e.sum(p) + e.sum(q));
+        largest = m;
+      }
+    }
+
+    // 4. Sums over the registers.
+    if (smooth) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const int v = threadIdx.x + i * kThreads;
+        if (v < count) weighted += window.sum(begin + v, held[i]);
+      }
+    }
+    if (own && target_vector < kHeld) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (target_vector == static_cast<int>(threadIdx.x) + i * kThreads) own_x = take(held[i], target_element);
+      }
+    }
+    {
+      uint32_t word = max_word(held[0]);
+#pragma unroll
+      for (int i = 1; i < kVectors; ++i) word = Word<T>::max(word, max_word(held[i]));
+      const float m = max_value<T>(word);
+      const Exponential<T> e(m);
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) sum += e.sum(held[i]);
+      const float both = fmaxf(largest, m), whole = warp_largest(both);
+      others = others * ratio_fast(largest, whole) + sum * ratio_fast(m, whole);
+      largest = whole;
+      others = warp_sum(others);
+      if (smooth) weighted = warp_sum(weighted);
+    }
+
+    // 5. Exchange.
+    float4* box = inbox[turn & 1];
+    if constexpr (kCluster > 1) {
+      if (!peers_ready) {
+        cluster_wait();
+        peers_ready = true;
+      }
+      uint64_t* barrier = &arrived[turn & 1];
+      if (threadIdx.x == 0) barrier_expect(barrier, (kEntries + 1) * 16);
+      if (lane < kCluster) {
+        store_async(in_peer(shared_address(&box[rank * kWarps + warp]), lane), make_float4(largest, others, weighted, 0.f),
+                    in_peer(shared_address(barrier), lane));
+      }
+      if (own) {
+#pragma unroll 1
+        for (int peer = 0; peer < kCluster; ++peer) {
+          store_async(in_peer(shared_address(&box[kEntries]), peer), make_float4(own_x, 0.f, 0.f, 0.f),
+                      in_peer(shared_address(barrier), peer));
+        }
+      }
+      __syncwarp();
+      barrier_wait(barrier, (turn >> 1) & 1);
+    } else {
+      if (lane == 0) box[warp] = make_float4(largest, others, weighted, 0.f);
+      if (own) box[kEntries].x = own_x;
+      __syncthreads();
+    }
+    turn++;
+
+    // 6. The row's sums, by every warp for itself.
+    RowSums sums{.target = box[kEntries].x};
+    {
+      constexpr int kPerLane = (kEntries + 31) / 32;
+      float4 entry[kPerLane];
+      float m = -INFINITY;
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        const int i = lane + 32 * k;
+        entry[k] = i < kEntries ? box[i] : make_float4(-INFINITY, 0.f, 0.f, 0.f);
+        m = fmaxf(m, entry[k].x);
+      }
+      sums.largest = fmaxf(warp_largest(m), sums.target);
+      float total = 0, x = 0;
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) total += entry[k].y * ratio_fast(entry[k].x, sums.largest), x += entry[k].z;
+      sums.others = warp_sum(total);
+      if (smooth) sums.weighted = warp_sum(x);
+    }
+
+    // 7. Results and gradient. A thread writes what it read, so grad may be the logits; the target's comes last.
+    const Row result(a, *a.stats, row, y, sums);
+    if (own) {
+      a.loss[row] = result.loss();
+      if (a.z_loss) a.z_loss[row] = result.z_loss();
+    }
+    const RowGradient g = result.gradient();
+    const Exponential<T> e(g.top);
+    const auto write = [&](int v, const Vec<T>& x) {
+      float values[kSize];
+      x.to_float(values);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) values[k] = fmaf(e(values[k]), g.scale, -g.shift);
+      window.store(grad, begin + v, values);
+    };
+    if constexpr (kShared) {
+      for (int v = kHeld + threadIdx.x; grad && v < count; v += kThreads) write(v, rest[v - kHeld]);
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        fence_before_bulk();
+        prefetch();
+      }
+    }
+    if (!grad) continue;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int v = threadIdx.x + i * kThreads;
+      if (v < count) write(v, held[i]);
+    }
+    if (own) grad[y] = narrow<T>(result.own());
+  }
+  if (!peers_ready) cluster_wait();
+}
+
+// Clusters that fit on the device at once; 0 when none does. Asked once per kernel, size and device.
+int resident_clusters(const void* kernel, const Layout& layout, int shared_bytes, const Machine& machine) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int>, int> known;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = known.try_emplace({kernel, shared_bytes, machine.device}, 0);
+  if (!is_new) return place->second;
+  if (layout.shared) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(machine.shared_memory - kReservedShared)),
+               "cross_entropy", "asking for shared memory");
+  }
+  int count = 0;
+  if (layout.cluster == 1) {
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, layout.threads, shared_bytes), "cross_entropy", "occupancy");
+    count *= machine.multiprocessors;
+  } else {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(layout.cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(layout.cluster * machine.multiprocessors);
+    config.blockDim = dim3(layout.threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "cross_entropy", "occupancy");
+  }
+  return place->second = count;
+}
+
+template <class T, int kLayout, bool kAligned>
+bool launch(const ForwardArgs& a, const ReadOnce& plan, const Host& host) {
+  constexpr Layout kThis = kLayouts[kLayout];
+  const auto kernel = read_once<T, kLayout, kAligned>;
+  const int resident = resident_clusters(reinterpret_cast<const void*>(kernel), kThis, plan.shared_bytes, host.machine);
+  if (resident < 1) return false;
+  const int64_t most = kThis.persistent ? resident : 0x7fffffff / kThis.cluster;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(kThis.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(kThis.cluster * (a.rows < most ? a.rows : most)));
+  config.blockDim = dim3(kThis.threads);
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream_of(host);
+  config.attrs = &attribute;
+  config.numAttrs = kThis.cluster > 1 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, a, plan.slice), "cross_entropy", "launch");
+  return true;
+}
+
+template <class T, bool kAligned>
+bool launch_layout(const ForwardArgs& a, const ReadOnce& plan, const Host& host) {
+  bool done = false;
+  [&]<int... kLayout>(std::integer_sequence<int, kLayout...>) {
+    ((plan.layout == kLayout ? void(done = launch<T, kLayout, kAligned>(a, plan, host)) : void()), ...);
+  }
+  (std::make_integer_sequence<int, kLayoutCount>());
+  return done;
+}
+
+}  // namespace
+
+void forward_cuda_read_once(const ForwardArgs& a, const Host& host) {
+  const ReadOnce plan = choose_read_once(a, host.machine.shared_memory);
+  const bool done = visit(a.dtype, [&]<class T>(Type<T>) {
+    return plan.aligned ? launch_layout<T, true>(a, plan, host) : launch_layout<T, false>(a, plan, host);
+  });
+  if (!done) forward_cuda_two_pass(a, host);  // a partitioned device may have room for no cluster
+}
+
+}  // namespace liger::cross_entropy

@@ -1,0 +1,167 @@
+// A row as raw 16-byte vectors: maxima and exponentials on packed words, the target taken out, rows of any alignment.
+#pragma once
+#include <liger_kernel/core/cuda/vec.cuh>
+
+namespace liger::cross_entropy {
+namespace {
+
+constexpr float kExpToExp2 = 1.44269504f;  // log2(e)
+
+// 32-bit words of a vector: one fp32 or two 16-bit values. `kLowest` is -inf in each.
+template <class T>
+struct Word;
+template <>
+struct Word<float> {
+  static constexpr int kValues = 1;
+  static constexpr uint32_t kLowest = 0xff800000u;
+  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
+    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+  }
+};
+template <>
+struct Word<BFloat16> {
+  static constexpr int kValues = 2;
+  static constexpr uint32_t kLowest = 0xff80ff80u;
+  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  }
+};
+template <>
+struct Word<Float16> {
+  static constexpr int kValues = 2;
+  static constexpr uint32_t kLowest = 0xfc00fc00u;
+  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  }
+};
+
+template <class T>
+__device__ __forceinline__ Vec<T> lowest() {
+  return {make_uint4(Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest)};
+}
+template <class T>
+__device__ __forceinline__ uint32_t max_word(const Vec<T>& v) {
+  return Word<T>::max(Word<T>::max(v.raw.x, v.raw.y), Word<T>::max(v.raw.z, v.raw.w));
+}
+template <class T>
+__device__ __forceinline__ float max_value(uint32_t word) {
+  float values[Vec<T>::kSize];
+  Vec<T>{make_uint4(word, word, word, word)}.to_float(values);
+  return fmaxf(values[0], values[Word<T>::kValues - 1]);
+}
+
+// x of element k, which becomes -inf. By masks: an index known at run time, or a select that amounts to one, would put the vector in
+// local memory.
+template <class T>
+__device__ __forceinline__ float take(Vec<T>& v, int k) {
+  uint32_t w[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w}, chosen = 0;
+  const uint32_t mask = Word<T>::kValues == 1 ? ~0u : k % 2 ? 0xffff0000u : 0xffffu;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t here = i == k / Word<T>::kValues ? mask : 0u;
+    chosen |= w[i] & here;
+    w[i] = (w[i] & ~here) | (Word<T>::kLowest & here);
+  }
+  v.raw = make_uint4(w[0], w[1], w[2], w[3]);
+  if constexpr (Word<T>::kValues == 1) {
+    return __uint_as_float(chosen);
+  } else {
+    return widen(T{static_cast<uint16_t>(k % 2 ? chosen >> 16 : chosen)});
+  }
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float ratio_fast(float from, float to) { return from == to ? 1.f : exp2_fast((from - to) * kExpToExp2); }
+
+// exp(x - largest), largest taken as 0 while it is -inf. One multiply-add for 16-bit types, whose own error hides that of the
+// product largest * log2(e); fp32 subtracts first.
+template <class T>
+struct Exponential {
+  __device__ explicit Exponential(float largest) {
+    const float m = largest == -INFINITY ? 0.f : largest;
+    base = sizeof(T) == 4 ? m : -m * kExpToExp2;
+  }
+  __device__ __forceinline__ float operator()(float x) const {
+    return exp2_fast(sizeof(T) == 4 ? (x - base) * kExpToExp2 : fmaf(x, kExpToExp2, base));
+  }
+  __device__ __forceinline__ float sum(const Vec<T>& v) const {
+    float x[Vec<T>::kSize], s0 = 0, s1 = 0;
+    v.to_float(x);
+#pragma unroll
+    for (int i = 0; i < Vec<T>::kSize; i += 2) s0 += (*this)(x[i]), s1 += (*this)(x[i + 1]);
+    return s0 + s1;
+  }
+  float base;
+};
+
+// The largest of a warp; floats compare like integers once the negative ones are flipped.
+__device__ __forceinline__ float warp_largest(float v) {
+  const auto flip = [](int32_t bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
+  return __int_as_float(flip(__reduce_max_sync(~0u, flip(__float_as_int(v)))));
+}
+
+// The aligned vectors that touch a row.
+template <class T, bool kAligned>
+struct Window {
+  static constexpr int kSize = Vec<T>::kSize;
+  __device__ __forceinline__ Window(const T* row, int64_t vocab) {
+    before = kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    first = row - before;
+    vectors = static_cast<int>((before + vocab + kSize - 1) / kSize);
+    after = kAligned ? kSize : static_cast<int>(before + vocab - int64_t{vectors - 1} * kSize);
+  }
+  __device__ __forceinline__ bool partial(int v) const {
+    return !kAligned && ((v == 0 && before > 0) || (v == vectors - 1 && after < kSize));
+  }
+  __device__ __forceinline__ bool inside(int v, int k) const { return (v > 0 || k >= before) && (v < vectors - 1 || k < after); }
+
+  // -inf outside the row.
+  __device__ __forceinline__ Vec<T> load(int v) const {
+    const T* p = first + int64_t{v} * kSize;
+    if (!partial(v)) return Vec<T>::load(p);
+    uint32_t w[4] = {Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest};
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      if (!inside(v, k)) continue;
+      if constexpr (sizeof(T) == 4) {
+        w[k] = __float_as_uint(p[k]);
+      } else {
+        const uint32_t bits = p[k].bits;
+        w[k / 2] = k % 2 ? (w[k / 2] & 0xffffu) | bits << 16 : (w[k / 2] & 0xffff0000u) | bits;
+      }
+    }
+    return {make_uint4(w[0], w[1], w[2], w[3])};
+  }
+  __device__ __forceinline__ void store(T* grad_row, int v, const float (&values)[kSize]) const {
+    T* p = grad_row - before + int64_t{v} * kSize;
+    if (!partial(v)) {
+      Vec<T>::from_float(values).store(p);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      if (inside(v, k)) p[k] = narrow<T>(values[k]);
+    }
+  }
+  __device__ __forceinline__ float sum(int v, const Vec<T>& x) const {
+    float values[kSize], total = 0;
+    x.to_float(values);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) total += kAligned || inside(v, k) ? values[k] : 0.f;
+    return total;
+  }
+
+  const T* first;
+  int before, vectors, after;
+};
+
+}  // namespace
+}  // namespace liger::cross_entropy

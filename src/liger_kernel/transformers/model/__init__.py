@@ -1,0 +1,1 @@
+"""The patched forwards, one module a model; their losses and output classes."""
