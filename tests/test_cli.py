@@ -149,7 +149,7 @@ def test_new_op(tmp_path):
     liger("new-op", "my_scale", "--into", ops)
     folder = ops / "my_scale"
     assert {p.name for p in folder.iterdir()} == {
-        "README.md", "__init__.py", "bench.py", "cases.py", "cpu.isa.cpp", "cuda.cu", "my_scale.cpp", "my_scale.h", "patch.py",
+        "README.md", "__init__.py", "bench.py", "cases.py", "cpu.isa.cpp", "cuda.cu", "my_scale.cpp", "my_scale.h",
         "ref.py", "test.cpp", "test_my_scale.py", "torch.cpp", "variants.inc"}
     assert list(ops.iterdir()) == [folder]
     for path in folder.iterdir():

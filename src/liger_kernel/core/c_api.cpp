@@ -55,7 +55,9 @@ __attribute__((visibility("default"))) int64_t liger_explain(const char* op, con
     const std::string_view type = dtype;
     LIGER_CHECK(type == "fp32" || type == "bf16" || type == "fp16", "dtype is ", type, ", expected fp32, bf16 or fp16");
     const Problem problem{.shape = {shape, shape + rank},
-                          .dtype = type == "fp32" ? DType::kF32 : type == "bf16" ? DType::kBF16 : DType::kF16,
+                          .dtype = type == "fp32"   ? DType::kF32
+                                   : type == "bf16" ? DType::kBF16
+                                                    : DType::kF16,
                           .machine = device < 0 ? cpu_machine() : cuda_machine(device)};
     for (const OpInfo& info : ops()) {
       if (std::string_view(info.name) == op) return info.explain(problem);

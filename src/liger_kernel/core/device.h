@@ -12,10 +12,10 @@ enum Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
 struct Machine {
   Backend backend = Backend::kCpu;
-  int floor = kBaseline;        // CPU: the best Isa; CUDA: compute capability x 10
-  int multiprocessors = 0;      // CUDA
-  int64_t shared_memory = 0;    // CUDA: bytes one block may use
-  int device = -1;              // CUDA device index
+  int floor = kBaseline;      // CPU: the best Isa; CUDA: compute capability x 10
+  int multiprocessors = 0;    // CUDA
+  int64_t shared_memory = 0;  // CUDA: bytes one block may use
+  int device = -1;            // CUDA device index
 };
 
 constexpr const char* name(Backend b) { return b == Backend::kCpu ? "cpu" : "cuda"; }

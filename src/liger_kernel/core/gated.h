@@ -45,11 +45,13 @@ inline GatedPlan cover_gated(int64_t rows, int64_t cols, int width, int accesses
 }
 
 inline std::string describe(const GatedPlan& p) {
-  return std::to_string(p.blocks) + " blocks of " + std::to_string(kGatedThreads >> p.lanes_log2) + " rows x " + std::to_string(p.span) + " columns";
+  return std::to_string(p.blocks) + " blocks of " + std::to_string(kGatedThreads >> p.lanes_log2) + " rows x " + std::to_string(p.span) +
+         " columns";
 }
 
 // 16-byte accesses need each row of each operand to begin on a 16-byte boundary.
-inline const char* reject_unaligned(int64_t rows, DType dtype, std::initializer_list<int64_t> strides, std::initializer_list<const void*> pointers) {
+inline const char* reject_unaligned(int64_t rows, DType dtype, std::initializer_list<int64_t> strides,
+                                    std::initializer_list<const void*> pointers) {
   for (const int64_t stride : strides) {
     if (rows > 1 && stride * size_of(dtype) % 16 != 0) return "rows are not 16-byte aligned";
   }

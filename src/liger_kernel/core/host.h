@@ -15,8 +15,7 @@ namespace liger {
 class RangeBody {
  public:
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, RangeBody>)
-  RangeBody(const F& f)
+  requires(!std::is_same_v<std::remove_cvref_t<F>, RangeBody>) RangeBody(const F& f)
       : context_(&f), call_([](const void* c, int64_t begin, int64_t end) { (*static_cast<const F*>(c))(begin, end); }) {}
   void operator()(int64_t begin, int64_t end) const { call_(context_, begin, end); }
 

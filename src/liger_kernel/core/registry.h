@@ -18,9 +18,9 @@ struct Problem {
 
 struct OpInfo {
   const char* name;
-  const char* shape;                           // how explain reads the shape, e.g. "rows x columns"
-  std::string (*explain)(const Problem&);      // rows as of explain_rows(), then the plan
-  std::vector<std::string> (*variants)();      // names of all passes' variants
+  const char* shape;                       // how explain reads the shape, e.g. "rows x columns"
+  std::string (*explain)(const Problem&);  // rows as of explain_rows(), then the plan
+  std::vector<std::string> (*variants)();  // names of all passes' variants
 };
 
 const std::vector<OpInfo>& ops();

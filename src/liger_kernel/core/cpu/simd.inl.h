@@ -85,7 +85,7 @@ inline Float16 narrow<Float16>(float v) {
   const uint32_t u = float_to_bits(v), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffff;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00)};  // rounds to 65536 or more
-  if (magnitude < 0x38800000u) {  // subnormal: let the adder round at the last place of 2^-24
+  if (magnitude < 0x38800000u) {                                                // subnormal: let the adder round at the last place of 2^-24
     const float rounded = bits_to_float(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (float_to_bits(rounded) - float_to_bits(0.5f)))};
   }
@@ -242,7 +242,9 @@ inline F exp(F x) {
   const F magic = set(12582912.f);                         // 1.5 * 2^23: rounds to an integer kept in the low bits
   const F t = clamped * 1.44269504f + magic, n = t - magic;
   const F r = (clamped - n * 0.693145752f) - n * 1.42860677e-6f;
-  const F p = (((((r * 1.98527617e-4f + 1.39304355e-3f) * r + 8.33336077e-3f) * r + 4.16664853e-2f) * r + 0.166666672f) * r + 0.5f) * (r * r) + r + 1.f;
+  const F p =
+      (((((r * 1.98527617e-4f + 1.39304355e-3f) * r + 8.33336077e-3f) * r + 4.16664853e-2f) * r + 0.166666672f) * r + 0.5f) * (r * r) + r +
+      1.f;
   const I k = (I)t - (I)magic;
   const I half = k >> 1;
   F y = p * (F)((half + 127) << 23) * (F)((k - half + 127) << 23);

@@ -18,6 +18,11 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+// Correctly rounded for fp32 operands.
+template <class T>
+__device__ __forceinline__ float reciprocal_for(float x) {
+  return sizeof(T) == 4 ? __frcp_rn(x) : reciprocal(x);
+}
 __device__ __forceinline__ float quotient(float x, float y) { return x * reciprocal(y); }
 // e^x. For fp32 operands expf (2 ULP); for 16-bit ones 2^(x log2 e), whose relative error of |x| 2^-24 their rounding hides.
 template <class T>

@@ -47,8 +47,8 @@ const Api& api() {
     }
     LIGER_CHECK(library, "cuBLASLt was not found: neither libcublasLt.so.13 nor libcublasLt.so.12 is loaded or on the library path");
     Api a;
-#define X(function)                                                                       \
-  a.function = reinterpret_cast<decltype(a.function)>(dlsym(library, #function));         \
+#define X(function)                                                               \
+  a.function = reinterpret_cast<decltype(a.function)>(dlsym(library, #function)); \
   LIGER_CHECK(a.function, "cuBLASLt has no function " #function "; version 12 or 13 is needed");
     LIGER_CUBLASLT_FUNCTIONS(X)
 #undef X
@@ -110,13 +110,15 @@ void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttri
 int preferred(const Gemm& g, const Machine& machine, const cublasLtMatmulHeuristicResult_t* found, int count) {
   const bool large = g.m >= 512 && g.n >= 512 && g.k >= 512 && double(g.m) * double(g.n) * double(g.k) > 1e11;
   if (machine.floor != 90 || g.in == DType::kF32 || !large || g.transpose_a == g.transpose_b) return 0;
-  const auto wanted = g.transpose_b ? std::array{CUBLASLT_MATMUL_TILE_176x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_144x128}
-                                    : std::array{CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_128x160};
-  for (cublasLtMatmulTile_t tile : wanted) {
+  using Tiles = std::initializer_list<cublasLtMatmulTile_t>;
+  const Tiles logits = {CUBLASLT_MATMUL_TILE_176x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_144x128};
+  const Tiles weight_gradient = {CUBLASLT_MATMUL_TILE_128x160};
+  for (cublasLtMatmulTile_t tile : g.transpose_b ? logits : weight_gradient) {
     for (int i = 0; i < count; ++i) {
       uint32_t has = 0;
       size_t written = 0;
-      const auto status = api().cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &has, sizeof has, &written);
+      const auto status =
+          api().cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &has, sizeof has, &written);
       if (status == CUBLAS_STATUS_SUCCESS && found[i].state == CUBLAS_STATUS_SUCCESS && has == tile) return i;
     }
   }
@@ -139,7 +141,8 @@ std::shared_ptr<const Product> make(const Gemm& g, const Machine& machine, cubla
 
   cublasLtMatmulPreference_t preference = nullptr;
   check(api().cublasLtMatmulPreferenceCreate(&preference), "making a preference");
-  const std::shared_ptr<void> owner(preference, [](void* q) { api().cublasLtMatmulPreferenceDestroy(static_cast<cublasLtMatmulPreference_t>(q)); });
+  const std::shared_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>> owner(
+      preference, [](cublasLtMatmulPreference_t q) { api().cublasLtMatmulPreferenceDestroy(q); });
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
   // Parts of a split product are added in fp32, never in the 16-bit output.
   prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
@@ -149,8 +152,8 @@ std::shared_ptr<const Product> make(const Gemm& g, const Machine& machine, cubla
   prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(g.c));
   std::array<cublasLtMatmulHeuristicResult_t, kHeuristics> found{};
   int count = 0;
-  const cublasStatus_t status = api().cublasLtMatmulAlgoGetHeuristic(handle, p->operation, p->a, p->b, p->c, p->c, preference, kHeuristics,
-                                                                     found.data(), &count);
+  const cublasStatus_t status =
+      api().cublasLtMatmulAlgoGetHeuristic(handle, p->operation, p->a, p->b, p->c, p->c, preference, kHeuristics, found.data(), &count);
   LIGER_CHECK(status == CUBLAS_STATUS_SUCCESS && count > 0, "cuBLASLt has no algorithm for ", name(g.in), " to ", name(g.out), ", m ", g.m,
               ", n ", g.n, ", k ", g.k, ", strides ", g.lda, ", ", g.ldb, ", ", g.ldc, ": ", api().cublasLtGetStatusString(status));
   p->choice = found[preferred(g, machine, found.data(), count)];
@@ -161,8 +164,18 @@ std::shared_ptr<const Product> product(const Gemm& g, const Machine& machine, cu
   using Key = std::array<int64_t, 12>;
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const Product>> cache;
-  const Key key = {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, machine.device, g.transpose_a * 2 + g.transpose_b,
-                   int64_t(g.in) * 16 + int64_t(g.out), alignment(g.a), alignment(g.b), alignment(g.c)};
+  const Key key = {g.m,
+                   g.n,
+                   g.k,
+                   g.lda,
+                   g.ldb,
+                   g.ldc,
+                   machine.device,
+                   g.transpose_a * 2 + g.transpose_b,
+                   int64_t(g.in) * 16 + int64_t(g.out),
+                   alignment(g.a),
+                   alignment(g.b),
+                   alignment(g.c)};
   const std::lock_guard lock(mutex);
   const auto found = cache.find(key);
   if (found != cache.end()) return found->second;

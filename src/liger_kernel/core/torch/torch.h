@@ -41,7 +41,8 @@ void check_devices(const char* op, const Tensor& first, const Tensors&... rest) 
 // `rows` view of a tensor whose last dimension is contiguous: Python has reshaped it to [rows, columns].
 inline void check_rows(const char* op, const char* what, const Tensor& t) {
   LIGER_CHECK(t.dim() == 2, op, ": ", what, " has ", t.dim(), " dimensions, expected [rows, columns]");
-  LIGER_CHECK(t.size(1) <= 1 || t.numel() == 0 || t.stride(1) == 1, op, ": ", what, " has stride ", t.stride(1), " in its last dimension, expected 1");
+  LIGER_CHECK(t.size(1) <= 1 || t.numel() == 0 || t.stride(1) == 1, op, ": ", what, " has stride ", t.stride(1),
+              " in its last dimension, expected 1");
 }
 
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {

@@ -134,7 +134,9 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
                 torch.autograd.graph.increment_version(x)
             ctx.save_for_backward(grad)
             ctx.shape = _input.shape
-        ctx.mark_non_differentiable(*(t for t in (z, hit, prediction) if t is not None))
+        extra = [t for t in (z, hit, prediction) if t is not None]
+        if extra:  # torch 2.11's compiler refuses a call without arguments
+            ctx.mark_non_differentiable(*extra)
         return loss, z, hit, prediction
 
     @staticmethod

@@ -50,8 +50,8 @@ struct ForwardArgs {
   DType dtype;
   int64_t ignore_index = -100;
   float label_smoothing = 0, lse_square_scale = 0, softcap = 0, logit_scale = 1;
-  bool mean = true;           // scale_loss = inverse_weight, scale_z = inverse_count; else both 1
-  bool token_scaling = false; // multiply loss, z and gradient of a row by p_y, taken as a constant
+  bool mean = true;            // scale_loss = inverse_weight, scale_z = inverse_count; else both 1
+  bool token_scaling = false;  // multiply loss, z and gradient of a row by p_y, taken as a constant
 };
 
 // grad_out = grad * factor, factor one number (rows_of_factor false) or one per row; on CUDA the factor 1 is detected on the

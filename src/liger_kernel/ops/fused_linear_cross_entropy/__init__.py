@@ -186,7 +186,9 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
             ctx.save_for_backward(_input, weight, target, bias, ce_weight, stats)
         else:
             ctx.save_for_backward(*grads)
-        ctx.mark_non_differentiable(*(t for t in (z, hit, prediction) if t is not None))
+        extra = [t for t in (z, hit, prediction) if t is not None]
+        if extra:  # torch 2.11's compiler refuses a call without arguments
+            ctx.mark_non_differentiable(*extra)
         return loss, z, hit, prediction
 
     @staticmethod

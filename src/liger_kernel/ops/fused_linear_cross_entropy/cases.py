@@ -76,8 +76,8 @@ class Bounds:
         relative = 4 * delta + 64 * U32 * size + u
         self.dz = torch.where(valid[:, None], terms * relative[:, None] * share[:, None], 0) * abs(logit_scale)
         self.terms = torch.where(valid[:, None], terms * share[:, None], 0) * abs(logit_scale)
-        # fp16 alone has no room below: what dlogits lose there when nothing enlarges them.
-        self.lost = SMALLEST[dtype] if dtype == torch.float16 and reduction != "mean" else 0.0
+        # fp16 alone has no room below: a step of what dlogits are stored as, which for the mean is count times larger.
+        self.lost = SMALLEST[dtype] / max(float(count), 1.0) if dtype == torch.float16 else 0.0
         self.x, self.weight, self.u = x, weight, u
 
     def _product(self, a, b, sums):

@@ -67,7 +67,7 @@ class Loop {
   }
 
  private:
-  int64_t product_rows() const { return std::clamp(kWidenBytes / 2 / std::max<int64_t>(a_.hidden, 1), int64_t{64}, std::max<int64_t>(a_.vocab, 64)); }
+  int64_t product_rows() const { return std::clamp(kWidenBytes / 2 / a_.hidden, int64_t{64}, std::max<int64_t>(a_.vocab, 64)); }
   int64_t blocks() const { return (a_.vocab + p_.block - 1) / p_.block; }
 
   struct Block {
@@ -79,8 +79,15 @@ class Loop {
     const int64_t begin = index * p_.block, size = std::min(p_.block, a_.vocab - begin);
     const void* weight = offset(a_.weight, begin * a_.weight_stride, a_.dtype);
     if (!p_.widen) return {begin, size, weight, a_.weight_stride};
-    move_rows({.src = weight, .dst = weight_.data, .rows = size, .cols = a_.hidden, .src_stride = a_.weight_stride, .dst_stride = a_.hidden,
-               .src_dtype = a_.dtype, .dst_dtype = DType::kF32}, host_);
+    move_rows({.src = weight,
+               .dst = weight_.data,
+               .rows = size,
+               .cols = a_.hidden,
+               .src_stride = a_.weight_stride,
+               .dst_stride = a_.hidden,
+               .src_dtype = a_.dtype,
+               .dst_dtype = DType::kF32},
+              host_);
     return {begin, size, weight_.data, a_.hidden};
   }
 
@@ -88,19 +95,44 @@ class Loop {
     const void* x = offset(a_.x, begin * a_.x_stride, a_.dtype);
     int64_t x_stride = a_.x_stride;
     if (stage_x_) {
-      move_rows({.src = row_of_ ? a_.x : x, .dst = x_.data, .src_row = row_of_ ? row_of_ + begin : nullptr, .rows = n, .cols = a_.hidden,
-                 .src_stride = a_.x_stride, .dst_stride = a_.hidden, .src_dtype = a_.dtype, .dst_dtype = p_.compute}, host_);
+      move_rows({.src = row_of_ ? a_.x : x,
+                 .dst = x_.data,
+                 .src_row = row_of_ ? row_of_ + begin : nullptr,
+                 .rows = n,
+                 .cols = a_.hidden,
+                 .src_stride = a_.x_stride,
+                 .dst_stride = a_.hidden,
+                 .src_dtype = a_.dtype,
+                 .dst_dtype = p_.compute},
+                host_);
       x = x_.data, x_stride = a_.hidden;
     }
     // The bias is put there first and the product added to it, so that the sum is rounded once.
     if (a_.bias) {
-      move_rows({.src = a_.bias, .dst = logits_.data, .rows = n, .cols = a_.vocab, .src_stride = 0, .dst_stride = p_.logits_stride,
-                 .src_dtype = a_.dtype, .dst_dtype = p_.compute}, host_);
+      move_rows({.src = a_.bias,
+                 .dst = logits_.data,
+                 .rows = n,
+                 .cols = a_.vocab,
+                 .src_stride = 0,
+                 .dst_stride = p_.logits_stride,
+                 .src_dtype = a_.dtype,
+                 .dst_dtype = p_.compute},
+                host_);
     }
     for (int64_t i = 0; i < blocks(); i++) {
       const Block b = block(i);
-      host_.gemm({.a = x, .b = b.weight, .c = offset(logits_.data, b.begin, p_.compute), .m = n, .n = b.size, .k = a_.hidden,
-                  .lda = x_stride, .ldb = b.stride, .ldc = p_.logits_stride, .transpose_b = true, .in = p_.compute, .out = p_.compute,
+      host_.gemm({.a = x,
+                  .b = b.weight,
+                  .c = offset(logits_.data, b.begin, p_.compute),
+                  .m = n,
+                  .n = b.size,
+                  .k = a_.hidden,
+                  .lda = x_stride,
+                  .ldb = b.stride,
+                  .ldc = p_.logits_stride,
+                  .transpose_b = true,
+                  .in = p_.compute,
+                  .out = p_.compute,
                   .beta = a_.bias ? 1.f : 0.f});
     }
     cross_entropy::forward({.logits = logits_.data,
@@ -128,8 +160,14 @@ class Loop {
                             .token_scaling = a_.token_scaling},
                            host_);
     if (a_.db) {
-      column_sums({.a = logits_.data, .out = a_.db, .rows = n, .cols = a_.vocab, .stride = p_.logits_stride, .dtype = p_.compute,
-                   .accumulate = begin > 0}, host_);
+      column_sums({.a = logits_.data,
+                   .out = a_.db,
+                   .rows = n,
+                   .cols = a_.vocab,
+                   .stride = p_.logits_stride,
+                   .dtype = p_.compute,
+                   .accumulate = begin > 0},
+                  host_);
     }
     if (a_.dx) input_gradient(begin, n);
     if (a_.dw) weight_gradient(begin, n, x, x_stride);
@@ -141,13 +179,29 @@ class Loop {
     void* dx = stage_dx_ ? dx_.data : offset(a_.dx, begin * a_.hidden, a_.dtype);
     for (int64_t i = blocks() - 1; i >= 0; i--) {
       const Block b = block(i);
-      host_.gemm({.a = offset(logits_.data, b.begin, p_.compute), .b = b.weight, .c = dx, .m = n, .n = a_.hidden, .k = b.size,
-                  .lda = p_.logits_stride, .ldb = b.stride, .ldc = a_.hidden, .in = p_.compute, .out = p_.compute,
+      host_.gemm({.a = offset(logits_.data, b.begin, p_.compute),
+                  .b = b.weight,
+                  .c = dx,
+                  .m = n,
+                  .n = a_.hidden,
+                  .k = b.size,
+                  .lda = p_.logits_stride,
+                  .ldb = b.stride,
+                  .ldc = a_.hidden,
+                  .in = p_.compute,
+                  .out = p_.compute,
                   .beta = i + 1 < blocks() ? 1.f : 0.f});
     }
     if (!stage_dx_) return;
-    move_rows({.src = dx, .dst = row_of_ ? a_.dx : offset(a_.dx, begin * a_.hidden, a_.dtype), .dst_row = row_of_ ? row_of_ + begin : nullptr,
-               .rows = n, .cols = a_.hidden, .src_stride = a_.hidden, .dst_stride = a_.hidden, .src_dtype = p_.compute, .dst_dtype = a_.dtype},
+    move_rows({.src = dx,
+               .dst = row_of_ ? a_.dx : offset(a_.dx, begin * a_.hidden, a_.dtype),
+               .dst_row = row_of_ ? row_of_ + begin : nullptr,
+               .rows = n,
+               .cols = a_.hidden,
+               .src_stride = a_.hidden,
+               .dst_stride = a_.hidden,
+               .src_dtype = p_.compute,
+               .dst_dtype = a_.dtype},
               host_);
   }
 
@@ -156,12 +210,30 @@ class Loop {
     for (int64_t v = 0; v < a_.vocab; v += step) {
       const int64_t size = std::min(step, a_.vocab - v);
       void* dw = offset(a_.dw, v * a_.hidden, p_.accumulator);
-      host_.gemm({.a = offset(logits_.data, v, p_.compute), .b = x, .c = add_products_ ? product_.data : dw, .m = size, .n = a_.hidden,
-                  .k = n, .lda = p_.logits_stride, .ldb = x_stride, .ldc = a_.hidden, .transpose_a = true, .in = p_.compute,
-                  .out = add_products_ ? p_.compute : p_.accumulator, .beta = begin > 0 && !add_products_ ? 1.f : 0.f});
+      host_.gemm({.a = offset(logits_.data, v, p_.compute),
+                  .b = x,
+                  .c = add_products_ ? product_.data : dw,
+                  .m = size,
+                  .n = a_.hidden,
+                  .k = n,
+                  .lda = p_.logits_stride,
+                  .ldb = x_stride,
+                  .ldc = a_.hidden,
+                  .transpose_a = true,
+                  .in = p_.compute,
+                  .out = add_products_ ? p_.compute : p_.accumulator,
+                  .beta = begin > 0 && !add_products_ ? 1.f : 0.f});
       if (!add_products_) continue;
-      move_rows({.src = product_.data, .dst = dw, .rows = size, .cols = a_.hidden, .src_stride = a_.hidden, .dst_stride = a_.hidden,
-                 .src_dtype = p_.compute, .dst_dtype = DType::kF32, .accumulate = begin > 0}, host_);
+      move_rows({.src = product_.data,
+                 .dst = dw,
+                 .rows = size,
+                 .cols = a_.hidden,
+                 .src_stride = a_.hidden,
+                 .dst_stride = a_.hidden,
+                 .src_dtype = p_.compute,
+                 .dst_dtype = DType::kF32,
+                 .accumulate = begin > 0},
+                host_);
     }
   }
 
@@ -176,12 +248,26 @@ class Loop {
 // Zero gradients of a call without rows to work on.
 void no_rows(const ForwardArgs& a, const Plan& plan, const Host& host) {
   if (a.dw) {
-    move_rows({.src = nullptr, .dst = a.dw, .rows = a.vocab, .cols = a.hidden, .src_stride = 0, .dst_stride = a.hidden,
-               .src_dtype = plan.accumulator, .dst_dtype = plan.accumulator}, host);
+    move_rows({.src = nullptr,
+               .dst = a.dw,
+               .rows = a.vocab,
+               .cols = a.hidden,
+               .src_stride = 0,
+               .dst_stride = a.hidden,
+               .src_dtype = plan.accumulator,
+               .dst_dtype = plan.accumulator},
+              host);
   }
   if (a.db) {
-    move_rows({.src = nullptr, .dst = a.db, .rows = 1, .cols = a.vocab, .src_stride = 0, .dst_stride = a.vocab, .src_dtype = DType::kF32,
-               .dst_dtype = DType::kF32}, host);
+    move_rows({.src = nullptr,
+               .dst = a.db,
+               .rows = 1,
+               .cols = a.vocab,
+               .src_stride = 0,
+               .dst_stride = a.vocab,
+               .src_dtype = DType::kF32,
+               .dst_dtype = DType::kF32},
+              host);
   }
 }
 
@@ -218,13 +304,32 @@ void forward(const ForwardArgs& args, const Host& host) {
   a.z_loss = args.z_loss ? scratch.take<float>(valid) : nullptr;
   a.hit = args.hit ? scratch.take<float>(valid) : nullptr;
   a.prediction = args.prediction ? scratch.take<int64_t>(valid) : nullptr;
-  compact({.target = args.target, .row_scale = args.row_scale, .slot = slot, .row_of = row_of, .target_out = target,
-           .row_scale_out = row_scale, .rows = args.rows, .valid = valid, .target_stride = args.target_stride,
-           .ignore_index = args.ignore_index}, host);
+  compact({.target = args.target,
+           .row_scale = args.row_scale,
+           .slot = slot,
+           .row_of = row_of,
+           .target_out = target,
+           .row_scale_out = row_scale,
+           .rows = args.rows,
+           .valid = valid,
+           .target_stride = args.target_stride,
+           .ignore_index = args.ignore_index},
+          host);
   if (valid > 0) Loop(a, row_of, plan, host).run();
-  spread({.slot = slot, .loss = a.loss, .z_loss = a.z_loss, .hit = a.hit, .prediction = a.prediction, .loss_out = args.loss,
-          .z_loss_out = args.z_loss, .hit_out = args.hit, .prediction_out = args.prediction, .dx = args.dx, .rows = args.rows,
-          .hidden = args.hidden, .dtype = args.dtype}, host);
+  spread({.slot = slot,
+          .loss = a.loss,
+          .z_loss = a.z_loss,
+          .hit = a.hit,
+          .prediction = a.prediction,
+          .loss_out = args.loss,
+          .z_loss_out = args.z_loss,
+          .hit_out = args.hit,
+          .prediction_out = args.prediction,
+          .dx = args.dx,
+          .rows = args.rows,
+          .hidden = args.hidden,
+          .dtype = args.dtype},
+         host);
 }
 
 namespace {
@@ -237,9 +342,20 @@ std::string explain(const Problem& p) {
   const Plan plan = choose(f, p.machine, true);
   CompactArgs c{};
   c.rows = c.valid = rows;
-  const MoveArgs m{.src = nullptr, .dst = nullptr, .rows = plan.chunk_rows, .cols = hidden, .src_stride = hidden, .dst_stride = hidden,
-                   .src_dtype = p.dtype, .dst_dtype = plan.compute};
-  const SumArgs s{.a = nullptr, .out = nullptr, .rows = plan.chunk_rows, .cols = vocab, .stride = plan.logits_stride, .dtype = plan.compute,
+  const MoveArgs m{.src = nullptr,
+                   .dst = nullptr,
+                   .rows = plan.chunk_rows,
+                   .cols = hidden,
+                   .src_stride = hidden,
+                   .dst_stride = hidden,
+                   .src_dtype = p.dtype,
+                   .dst_dtype = plan.compute};
+  const SumArgs s{.a = nullptr,
+                  .out = nullptr,
+                  .rows = plan.chunk_rows,
+                  .cols = vocab,
+                  .stride = plan.logits_stride,
+                  .dtype = plan.compute,
                   .accumulate = false};
   SpreadArgs d{};
   d.rows = rows, d.hidden = hidden, d.dtype = p.dtype;

@@ -16,28 +16,28 @@
 namespace liger::fused_linear_cross_entropy {
 
 struct ForwardArgs {
-  const void* x;                            // [rows, hidden]
-  const void* weight;                       // [vocab, hidden]
-  const void* bias;                         // [vocab], contiguous; or nullptr
-  const int64_t* target;                    // [rows]
-  const float* class_weight;                // [vocab] or nullptr
-  const cross_entropy::LabelStats* stats;   // of the whole call, on the device
-  const float* row_scale;                   // [rows] factor of loss, z and gradient of each row; nullptr: 1
-  float* loss;                              // [rows], z included
-  float* z_loss;                            // [rows] or nullptr
-  float* hit;                               // [rows] or nullptr
-  int64_t* prediction;                      // [rows] or nullptr
-  void* dx;                                 // [rows, hidden], contiguous, x's type; nullptr: not wanted
-  void* dw;                                 // [vocab, hidden], contiguous, of the plan's accumulator type; nullptr: not wanted
-  float* db;                                // [vocab]; nullptr: not wanted
+  const void* x;                           // [rows, hidden]
+  const void* weight;                      // [vocab, hidden]
+  const void* bias;                        // [vocab], contiguous; or nullptr
+  const int64_t* target;                   // [rows]
+  const float* class_weight;               // [vocab] or nullptr
+  const cross_entropy::LabelStats* stats;  // of the whole call, on the device
+  const float* row_scale;                  // [rows] factor of loss, z and gradient of each row; nullptr: 1
+  float* loss;                             // [rows], z included
+  float* z_loss;                           // [rows] or nullptr
+  float* hit;                              // [rows] or nullptr
+  int64_t* prediction;                     // [rows] or nullptr
+  void* dx;                                // [rows, hidden], contiguous, x's type; nullptr: not wanted
+  void* dw;                                // [vocab, hidden], contiguous, of the plan's accumulator type; nullptr: not wanted
+  float* db;                               // [vocab]; nullptr: not wanted
   int64_t rows, hidden, vocab;
   int64_t x_stride, weight_stride, target_stride;  // elements from row to row
-  DType dtype;                              // of x, weight and bias
-  DType dw_result;                          // what the caller makes of dw afterwards: fp32 or dtype
-  bool low_accumulation = false;            // CUDA: sum dw in dw_result, half the memory of fp32, one rounding per chunk
-  int64_t valid_rows = -1;                  // labels that are not ignored; -1: unknown to the host, no row is left out
-  int64_t logits_bytes = 0;                 // most bytes of logits scratch; 0: the default of plan.h
-  int64_t chunk_mem = 1;                    // above 1: chunks may grow to about chunk_mem * rows * hidden logits
+  DType dtype;                                     // of x, weight and bias
+  DType dw_result;                                 // what the caller makes of dw afterwards: fp32 or dtype
+  bool low_accumulation = false;                   // CUDA: sum dw in dw_result, half the memory of fp32, one rounding per chunk
+  int64_t valid_rows = -1;                         // labels that are not ignored; -1: unknown to the host, no row is left out
+  int64_t logits_bytes = 0;                        // most bytes of logits scratch; 0: the default of plan.h
+  int64_t chunk_mem = 1;                           // above 1: chunks may grow to about chunk_mem * rows * hidden logits
   int64_t ignore_index = -100;
   float label_smoothing = 0, lse_square_scale = 0, softcap = 0, logit_scale = 1;
   bool mean = true, token_scaling = false;
@@ -45,12 +45,12 @@ struct ForwardArgs {
 
 // slot[row] = place among the rows that are not ignored, or -1; row_of[place] = row; their targets and factors side by side.
 struct CompactArgs {
-  const int64_t* target;     // [rows]
-  const float* row_scale;    // [rows] or nullptr
-  int64_t* slot;             // [rows]
-  int64_t* row_of;           // [valid]
-  int64_t* target_out;       // [valid]
-  float* row_scale_out;      // [valid] or nullptr
+  const int64_t* target;   // [rows]
+  const float* row_scale;  // [rows] or nullptr
+  int64_t* slot;           // [rows]
+  int64_t* row_of;         // [valid]
+  int64_t* target_out;     // [valid]
+  float* row_scale_out;    // [valid] or nullptr
   int64_t rows, valid, target_stride, ignore_index;
 };
 
@@ -77,12 +77,12 @@ struct SumArgs {
 
 // The per-row results of the compacted rows go to their places; ignored rows get loss, z and hit 0, prediction -1, dx 0.
 struct SpreadArgs {
-  const int64_t* slot;                  // [rows]
-  const float *loss, *z_loss, *hit;     // [valid], or nullptr with their outputs
-  const int64_t* prediction;            // [valid] or nullptr
+  const int64_t* slot;               // [rows]
+  const float *loss, *z_loss, *hit;  // [valid], or nullptr with their outputs
+  const int64_t* prediction;         // [valid] or nullptr
   float *loss_out, *z_loss_out, *hit_out;
   int64_t* prediction_out;
-  void* dx;                             // [rows, hidden], contiguous, or nullptr
+  void* dx;  // [rows, hidden], contiguous, or nullptr
   int64_t rows, hidden;
   DType dtype;
 };

@@ -11,24 +11,24 @@ namespace liger::fused_linear_cross_entropy {
 struct Plan {
   int64_t chunk_rows;
   int64_t chunks;
-  int64_t logits_stride;   // row stride of the logits scratch, a multiple of 8
-  int64_t block;           // rows of weight per product; blocks start at multiples of it
-  DType compute;           // of logits and of the operands of every product
-  DType accumulator;       // of dw while it is summed
-  bool widen;              // weight and x are converted to fp32, a block and a chunk at a time
+  int64_t logits_stride;  // row stride of the logits scratch, a multiple of 8
+  int64_t block;          // rows of weight per product; blocks start at multiples of it
+  DType compute;          // of logits and of the operands of every product
+  DType accumulator;      // of dw while it is summed
+  bool widen;             // weight and x are converted to fp32, a block and a chunk at a time
 };
 
 inline std::string describe(const Plan& p) {
   return std::to_string(p.chunks) + " chunks of " + std::to_string(p.chunk_rows) + " rows, products in " + name(p.compute) +
-         ", blocks of " + std::to_string(p.block) + " vocabulary entries";
+         ", dw summed in " + name(p.accumulator) + ", blocks of " + std::to_string(p.block) + " vocabulary entries";
 }
 
-constexpr int64_t kWholeTile = 128;       // rows of a chunk are a multiple of a GEMM tile's
-constexpr int64_t kCudaLargest = 4096;     // reading and writing dw hides behind the products from about 2048 rows on
-constexpr int64_t kCudaSmallest = 640;    // below it they show: 1.04 of the bare products at 640 rows, 1.08 and more at 512
+constexpr int64_t kWholeTile = 128;     // rows of a chunk are a multiple of a GEMM tile's
+constexpr int64_t kCudaLargest = 4096;  // reading and writing dw hides behind the products from about 2048 rows on
+constexpr int64_t kCudaSmallest = 640;  // below it they show: 1.04 of the bare products at 640 rows, 1.08 and more at 512
 constexpr int64_t kCudaLogitsBytes = int64_t{1280} << 20;
 constexpr int64_t kCpuLogitsBytes = int64_t{64} << 20;
-constexpr int64_t kCpuSmallest = 192;     // 1.04 of eager's time at 176 rows of 896 x 151936, 1.07 at 128
+constexpr int64_t kCpuSmallest = 192;  // 1.04 of eager's time at 176 rows of 896 x 151936, 1.08 at 128
 constexpr int64_t kCpuLargest = 1024;
 constexpr int64_t kWidenBytes = int64_t{8} << 20;
 

@@ -8,7 +8,8 @@ namespace {
 constexpr const char* kOp = "fused_linear_cross_entropy";
 using cross_entropy::LabelStats;
 
-void check_vector(const Tensor& x, const std::optional<Tensor>& t, const char* what, int64_t size, ScalarType dtype, const char* dtype_name) {
+void check_vector(const Tensor& x, const std::optional<Tensor>& t, const char* what, int64_t size, ScalarType dtype,
+                  const char* dtype_name) {
   if (!t) return;
   check_devices(kOp, x, *t);
   LIGER_CHECK(t->dim() == 1 && t->size(0) == size && t->is_contiguous() && t->scalar_type() == dtype, kOp, ": ", what, " has ", t->numel(),
@@ -22,7 +23,8 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& target, const st
   LIGER_CHECK(weight.size(1) == x.size(1), kOp, ": x has ", x.size(1), " columns, weight has ", weight.size(1), "; they must be equal");
   LIGER_CHECK(weight.scalar_type() == x.scalar_type(), kOp, ": weight and x differ in dtype");
   check_devices(kOp, x, weight, target, stats);
-  LIGER_CHECK(target.dim() == 1 && target.size(0) == x.size(0), kOp, ": target has ", target.numel(), " elements, x has ", x.size(0), " rows");
+  LIGER_CHECK(target.dim() == 1 && target.size(0) == x.size(0), kOp, ": target has ", target.numel(), " elements, x has ", x.size(0),
+              " rows");
   LIGER_CHECK(target.scalar_type() == ScalarType::Long, kOp, ": target is not int64");
   LIGER_CHECK(stats.scalar_type() == ScalarType::Int && stats.numel() * 4 == int64_t{sizeof(LabelStats)} && stats.is_contiguous(), kOp,
               ": stats is not what cross_entropy_label_stats returns");
@@ -34,10 +36,11 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& target, const st
 // loss [rows] fp32; z_loss, hit [rows] fp32 and prediction [rows] int64, empty when not wanted; dx like x, dw like weight (fp32 if
 // dw_fp32), db [vocab] fp32, empty (0 rows) when not wanted.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_torch(
-    const Tensor& x, const Tensor& weight, const Tensor& target, const std::optional<Tensor>& bias, const std::optional<Tensor>& class_weight,
-    const Tensor& stats, const std::optional<Tensor>& row_scale, int64_t valid_rows, int64_t logits_bytes, int64_t chunk_mem, int64_t ignore_index,
-    double label_smoothing, double lse_square_scale, double softcap, double logit_scale, bool mean, bool token_scaling, bool want_z,
-    bool want_hit, bool want_prediction, bool want_dx, bool want_dw, bool want_db, bool dw_fp32, bool low_accumulation) {
+    const Tensor& x, const Tensor& weight, const Tensor& target, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& class_weight, const Tensor& stats, const std::optional<Tensor>& row_scale, int64_t valid_rows,
+    int64_t logits_bytes, int64_t chunk_mem, int64_t ignore_index, double label_smoothing, double lse_square_scale, double softcap,
+    double logit_scale, bool mean, bool token_scaling, bool want_z, bool want_hit, bool want_prediction, bool want_dx, bool want_dw,
+    bool want_db, bool dw_fp32, bool low_accumulation) {
   check(x, weight, target, bias, class_weight, stats, row_scale);
   const TorchHost host(x);
   const int64_t rows = x.size(0), hidden = x.size(1), vocab = weight.size(0);
@@ -88,8 +91,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_torch
     // The logits scratch is back in the allocator's hands by now, which gives the same memory out again for the result: no more is
     // held at once than the sum and the larger of the two.
     Tensor rounded = empty(x, {vocab, hidden}, result_type);
-    move_rows({.src = const_data(dw), .dst = data(rounded), .rows = vocab, .cols = hidden, .src_stride = hidden, .dst_stride = hidden,
-               .src_dtype = DType::kF32, .dst_dtype = result}, host);
+    move_rows({.src = const_data(dw),
+               .dst = data(rounded),
+               .rows = vocab,
+               .cols = hidden,
+               .src_stride = hidden,
+               .dst_stride = hidden,
+               .src_dtype = DType::kF32,
+               .dst_dtype = result},
+              host);
     dw = rounded;
   }
   return {loss, z_loss, hit, prediction, dx, dw, db};
@@ -100,16 +110,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_torch
 STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
   m.def(
       "fused_linear_cross_entropy_forward(Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, Tensor stats, "
-      "Tensor? row_scale, int valid_rows, int logits_bytes, int chunk_mem, int ignore_index, float label_smoothing, float lse_square_scale, float softcap, "
-      "float logit_scale, bool mean, bool token_scaling, bool want_z, bool want_hit, bool want_prediction, bool want_dx, bool want_dw, "
-      "bool want_db, bool dw_fp32, bool low_accumulation)"
+      "Tensor? row_scale, int valid_rows, int logits_bytes, int chunk_mem, int ignore_index, float label_smoothing, "
+      "float lse_square_scale, float softcap, float logit_scale, bool mean, bool token_scaling, bool want_z, bool want_hit, "
+      "bool want_prediction, bool want_dx, bool want_dw, bool want_db, bool dw_fp32, bool low_accumulation)"
       " -> (Tensor loss, Tensor z_loss, Tensor hit, Tensor prediction, Tensor dx, Tensor dw, Tensor db)");
 }
 
-#define LIGER_REGISTER(key)                                                    \
-  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                            \
-    m.impl("fused_linear_cross_entropy_forward", TORCH_BOX(&forward_torch));   \
-  }
+#define LIGER_REGISTER(key) \
+  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) { m.impl("fused_linear_cross_entropy_forward", TORCH_BOX(&forward_torch)); }
 LIGER_REGISTER(CPU)
 LIGER_REGISTER(CUDA)
 

@@ -33,10 +33,17 @@ struct GeluErf {
 
   template <class V>
   static LIGER_ACTIVATION V normal_cdf(V a, V bell) {  // bell = exp(-a^2 / 2)
-    const V t = reciprocal(abs(a) * 0.24f + 1.f);
-    const V p = (((((((((t * 0.0254730936f - 0.124333233f) * t + 0.204720646f) * t - 0.143189281f) * t + 0.140484706f) * t + 0.0287158936f) * t +
-                     0.0875512436f) * t + 0.0889837295f) * t + 0.0958507657f) * t + 0.0957424417f) * t;
-    const V tail = bell * p;
+    const V t = reciprocal_for<T>(abs(a) * 0.24f + 1.f);
+    V p = t * 0.0254730936f - 0.124333233f;
+    p = p * t + 0.204720646f;
+    p = p * t - 0.143189281f;
+    p = p * t + 0.140484706f;
+    p = p * t + 0.0287158936f;
+    p = p * t + 0.0875512436f;
+    p = p * t + 0.0889837295f;
+    p = p * t + 0.0958507657f;
+    p = p * t + 0.0957424417f;
+    const V tail = bell * p * t;
     return select(a < 0.f, tail, 1.f - tail);
   }
   template <class V>

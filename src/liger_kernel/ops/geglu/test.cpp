@@ -31,26 +31,48 @@ double relative_error(double a) {
 constexpr double kUnderflow = 1e-35;
 
 void check(const Case& c, const Host& host) {
-  SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << name(c.dtype) << ", padding " << c.padding << ", offset " << c.offset
-                                    << ", exact " << c.exact);
-  Matrix a(c.dtype, c.rows, c.cols, c.padding, c.offset), b(c.dtype, c.rows, c.cols, 3 * c.padding), dc(c.dtype, c.rows, c.cols, 2 * c.padding);
+  SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << name(c.dtype) << ", padding " << c.padding << ", offset "
+                                    << c.offset << ", exact " << c.exact);
+  Matrix a(c.dtype, c.rows, c.cols, c.padding, c.offset), b(c.dtype, c.rows, c.cols, 3 * c.padding),
+      dc(c.dtype, c.rows, c.cols, 2 * c.padding);
   a.random(1, c.scale), b.random(2), dc.random(3);
   Matrix out = Matrix::output(c.dtype, c.rows, c.cols, c.padding, c.offset), da = out, db = out;
-  forward({.a = a.data(), .b = b.data(), .c = out.data(), .rows = c.rows, .cols = c.cols, .a_stride = a.stride(), .b_stride = b.stride(),
-           .c_stride = out.stride(), .dtype = c.dtype, .exact = c.exact},
+  forward({.a = a.data(),
+           .b = b.data(),
+           .c = out.data(),
+           .rows = c.rows,
+           .cols = c.cols,
+           .a_stride = a.stride(),
+           .b_stride = b.stride(),
+           .c_stride = out.stride(),
+           .dtype = c.dtype,
+           .exact = c.exact},
           host);
-  backward({.dc = dc.data(), .a = a.data(), .b = b.data(), .da = da.data(), .db = db.data(), .rows = c.rows, .cols = c.cols,
-            .dc_stride = dc.stride(), .a_stride = a.stride(), .b_stride = b.stride(), .da_stride = da.stride(), .db_stride = db.stride(),
-            .dtype = c.dtype, .exact = c.exact},
+  backward({.dc = dc.data(),
+            .a = a.data(),
+            .b = b.data(),
+            .da = da.data(),
+            .db = db.data(),
+            .rows = c.rows,
+            .cols = c.cols,
+            .dc_stride = dc.stride(),
+            .a_stride = a.stride(),
+            .b_stride = b.stride(),
+            .da_stride = da.stride(),
+            .db_stride = db.stride(),
+            .dtype = c.dtype,
+            .exact = c.exact},
            host);
   const auto gelu = [&](int64_t i, int64_t j) { return a.at(i, j) * cdf(a.at(i, j), c.exact); };
   const auto error = [&](int64_t i, int64_t j) {
     return std::abs(gelu(i, j)) * (relative_error(a.at(i, j)) + 1.01 * test::unit_roundoff(c.dtype)) + test::smallest(c.dtype) + kUnderflow;
   };
-  expect_near(out, [&](int64_t i, int64_t j) { return gelu(i, j) * b.at(i, j); },
-              [&](int64_t i, int64_t j) { return error(i, j) * std::abs(b.at(i, j)); }, "c");
-  expect_near(db, [&](int64_t i, int64_t j) { return gelu(i, j) * dc.at(i, j); },
-              [&](int64_t i, int64_t j) { return error(i, j) * std::abs(dc.at(i, j)); }, "db");
+  expect_near(
+      out, [&](int64_t i, int64_t j) { return gelu(i, j) * b.at(i, j); },
+      [&](int64_t i, int64_t j) { return error(i, j) * std::abs(b.at(i, j)); }, "c");
+  expect_near(
+      db, [&](int64_t i, int64_t j) { return gelu(i, j) * dc.at(i, j); },
+      [&](int64_t i, int64_t j) { return error(i, j) * std::abs(dc.at(i, j)); }, "db");
   expect_near(
       da, [&](int64_t i, int64_t j) { return dc.at(i, j) * b.at(i, j) * slope(a.at(i, j), c.exact); },
       [&](int64_t i, int64_t j) {
@@ -76,7 +98,8 @@ TEST(Geglu, StridesMisalignmentAndScales) {
   for_each_cpu_variant("geglu", [](const Host& host) {
     for (const bool exact : {false, true}) {
       for (const DType dtype : test::kDTypes) {
-        for (const int64_t padding : {0, 1, 8}) check({.rows = 5, .cols = 77, .dtype = dtype, .exact = exact, .padding = padding, .offset = 1}, host);
+        for (const int64_t padding : {0, 1, 8})
+          check({.rows = 5, .cols = 77, .dtype = dtype, .exact = exact, .padding = padding, .offset = 1}, host);
         for (const double scale : {1e-3, 4., 1e4}) check({.rows = 6, .cols = 200, .dtype = dtype, .exact = exact, .scale = scale}, host);
       }
     }
@@ -90,11 +113,20 @@ TEST(Geglu, TheActivationEverywhere) {
     Matrix a(DType::kF32, 1, n), one(DType::kF32, 1, n), out = Matrix::output(DType::kF32, 1, n);
     for (int64_t j = 0; j < n; ++j) a.set(0, j, -9 + 18. * static_cast<double>(j) / n), one.set(0, j, 1);
     for (const bool exact : {false, true}) {
-      forward({.a = a.data(), .b = one.data(), .c = out.data(), .rows = 1, .cols = n, .a_stride = n, .b_stride = n, .c_stride = n,
-               .dtype = DType::kF32, .exact = exact},
+      forward({.a = a.data(),
+               .b = one.data(),
+               .c = out.data(),
+               .rows = 1,
+               .cols = n,
+               .a_stride = n,
+               .b_stride = n,
+               .c_stride = n,
+               .dtype = DType::kF32,
+               .exact = exact},
               host);
-      expect_near(out, [&](int64_t, int64_t j) { return a.at(0, j) * cdf(a.at(0, j), exact); },
-                  [&](int64_t, int64_t j) { return std::abs(a.at(0, j) * cdf(a.at(0, j), exact)) * relative_error(a.at(0, j)); }, "gelu");
+      expect_near(
+          out, [&](int64_t, int64_t j) { return a.at(0, j) * cdf(a.at(0, j), exact); },
+          [&](int64_t, int64_t j) { return std::abs(a.at(0, j) * cdf(a.at(0, j), exact)) * relative_error(a.at(0, j)); }, "gelu");
     }
   });
 }

@@ -1,4 +1,5 @@
 // The only file of this op that knows torch: schema, checks, allocation.
+#include <liger_kernel/core/torch/fresh.h>
 #include <liger_kernel/core/torch/torch.h>
 #include <liger_kernel/ops/geglu/geglu.h>
 
@@ -18,7 +19,7 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, bool exact) {
   check_rows("geglu", "a", a);
   check_like("b", b, a);
   const TorchHost host(a);
-  Tensor c = empty(a, {a.size(0), a.size(1)}, a.scalar_type());
+  Tensor c = fresh(a, {a.size(0), a.size(1)}, a.scalar_type());
   forward({.a = const_data(a),
            .b = const_data(b),
            .c = data(c),
@@ -39,8 +40,8 @@ std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, con
   check_like("b", b, a);
   check_like("dc", dc, a);
   const TorchHost host(a);
-  Tensor da = empty(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
-  Tensor db = empty(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor da = fresh(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor db = fresh(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
   backward({.dc = const_data(dc),
             .a = const_data(a),
             .b = const_data(b),
@@ -66,10 +67,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
   m.def("geglu_backward(Tensor dc, Tensor a, Tensor b, bool exact, bool want_da, bool want_db) -> (Tensor da, Tensor db)");
 }
 
-#define LIGER_REGISTER(key)                                                         \
-  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                                 \
-    m.impl("geglu_forward", TORCH_BOX(&forward_torch));                            \
-    m.impl("geglu_backward", TORCH_BOX(&backward_torch));                          \
+#define LIGER_REGISTER(key)                               \
+  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {       \
+    m.impl("geglu_forward", TORCH_BOX(&forward_torch));   \
+    m.impl("geglu_backward", TORCH_BOX(&backward_torch)); \
   }
 LIGER_REGISTER(CPU)
 LIGER_REGISTER(CUDA)

@@ -5,7 +5,9 @@ import torch
 from liger_kernel.core.accuracy import SMALLEST, UNIT_ROUNDOFF
 
 # (rows, cols): one, around powers of two, tails of every width, model shapes, rows wider than one block's registers.
-SHAPES = [(1, 1), (3, 7), (4, 31), (5, 64), (2, 65), (33, 127), (7, 1024), (3, 1025), (6, 3584), (2, 3588), (16, 4096), (2, 16384), (1, 33000)]
+SHAPES = [
+    (1, 1), (3, 7), (4, 31), (5, 64), (2, 65), (33, 127), (7, 1024), (3, 1025), (6, 3584), (2, 3588), (16, 4096), (2, 16384), (1, 33000),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -7,6 +7,8 @@
 namespace liger::rms_norm {
 namespace {
 
+constexpr int64_t kRun = 64 * 4 * kLanes;  // columns whose squares are summed in fp32 before they join the row's sum
+
 // weight + offset at column j, n lanes; 1 without a weight.
 template <class W>
 F weight_at(const W* weight, int64_t j, F offset) {
@@ -34,15 +36,21 @@ void forward_rows(const ForwardArgs& a, int64_t begin, int64_t end) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     T* y = static_cast<T*>(a.y) + row * a.y_stride;
 
-    F s0{}, s1{}, s2{}, s3{};
+    // Long fp32 sums of bf16 squares lose their ties to one side, so each lane adds up a short run only.
+    double squares = 0;
     int64_t j = 0;
-    for (; j < wide; j += 4 * kLanes) {
-      const F p = load(x + j), q = load(x + j + kLanes), r = load(x + j + 2 * kLanes), t = load(x + j + 3 * kLanes);
-      s0 += p * p, s1 += q * q, s2 += r * r, s3 += t * t;
+    for (int64_t stop = 0; j < wide;) {
+      F s0{}, s1{}, s2{}, s3{};
+      for (stop = wide < stop + kRun ? wide : stop + kRun; j < stop; j += 4 * kLanes) {
+        const F p = load(x + j), q = load(x + j + kLanes), r = load(x + j + 2 * kLanes), t = load(x + j + 3 * kLanes);
+        s0 += p * p, s1 += q * q, s2 += r * r, s3 += t * t;
+      }
+      squares += sum((s0 + s1) + (s2 + s3));
     }
-    for (; j < body; j += kLanes) s0 += load(x + j) * load(x + j);
-    if (tail) s1 += load(x + body, tail) * load(x + body, tail);
-    const float mean = sum((s0 + s1) + (s2 + s3)) / static_cast<float>(cols);
+    F rest{};
+    for (; j < body; j += kLanes) rest += load(x + j) * load(x + j);
+    if (tail) rest += load(x + body, tail) * load(x + body, tail);
+    const float mean = static_cast<float>((squares + sum(rest)) / static_cast<double>(cols));
     const float eps = each_step ? round_to<T>(a.eps) : a.eps;
     float rstd = 1.f / std::sqrt((each_step ? round_to<T>(mean) : mean) + eps);
     if (each_step) rstd = round_to<T>(rstd);

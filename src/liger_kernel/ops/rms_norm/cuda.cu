@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_registers(ForwardArgs a) 
     const float rstd = rstd_of<T>(block_sum(squares, scratch[turn]) / static_cast<float>(a.cols), a.eps, a.rounding);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
 
-    // 3. Scale and write.
+      // 3. Scale and write.
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int64_t column = (threadIdx.x + int64_t{v} * blockDim.x) * kSize;
@@ -206,9 +206,7 @@ __global__ void __launch_bounds__(512) backward_wide_kernel(BackwardArgs a) {
     const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
     T* dx = static_cast<T*>(a.dx) + row * a.dx_stride;
     const float rstd = a.rstd[row];
-    const auto g = [&](int64_t j) {
-      return widen(dy[j]) * (a.weight ? read(a.weight, a.weight_dtype, j) + a.weight_offset : 1.f);
-    };
+    const auto g = [&](int64_t j) { return widen(dy[j]) * (a.weight ? read(a.weight, a.weight_dtype, j) + a.weight_offset : 1.f); };
     float product = 0;
     for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) product += g(j) * widen(x[j]);
     const float c = block_sum(product, scratch[turn]) / static_cast<float>(a.cols) * rstd * rstd;
@@ -256,7 +254,9 @@ void visit_types(DType dtype, DType weight_dtype, F&& f) {
 void forward_cuda_registers(const ForwardArgs& a, const Host& host) {
   const Plan plan = choose(a);
   visit_types(a.dtype, a.weight_dtype, [&]<class T, class W>(Type<T>, Type<W>) {
-    const auto kernel = plan.vectors == 1 ? forward_registers<T, W, 1> : plan.vectors == 2 ? forward_registers<T, W, 2> : forward_registers<T, W, 4>;
+    const auto kernel = plan.vectors == 1   ? forward_registers<T, W, 1>
+                        : plan.vectors == 2 ? forward_registers<T, W, 2>
+                                            : forward_registers<T, W, 4>;
     kernel<<<grid_for(a.rows), plan.threads, 0, stream_of(host)>>>(a);
   });
   check_launch("rms_norm");
@@ -266,7 +266,9 @@ void backward_cuda_registers(const BackwardArgs& a, const Host& host) {
   const Plan plan = choose(a, host.machine);
   const Scratch partial = a.dw ? host.scratch(plan.blocks * a.cols * sizeof(float)) : Scratch{};
   visit_types(a.dtype, a.weight_dtype, [&]<class T, class W>(Type<T>, Type<W>) {
-    const auto kernel = plan.vectors == 1 ? backward_registers<T, W, 1> : plan.vectors == 2 ? backward_registers<T, W, 2> : backward_registers<T, W, 4>;
+    const auto kernel = plan.vectors == 1   ? backward_registers<T, W, 1>
+                        : plan.vectors == 2 ? backward_registers<T, W, 2>
+                                            : backward_registers<T, W, 4>;
     kernel<<<plan.blocks, plan.threads, 0, stream_of(host)>>>(a, partial.as<float>());
   });
   check_launch("rms_norm");

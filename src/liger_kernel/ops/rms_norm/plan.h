@@ -18,7 +18,8 @@ inline std::string describe(const Plan& p) {
          (p.blocks ? std::to_string(p.blocks) + " blocks" : std::string("one block a row"));
 }
 
-inline const char* reject_shape(int64_t cols, DType dtype, std::initializer_list<int64_t> strides, std::initializer_list<const void*> pointers) {
+inline const char* reject_shape(int64_t cols, DType dtype, std::initializer_list<int64_t> strides,
+                                std::initializer_list<const void*> pointers) {
   const int64_t bytes = cols * size_of(dtype);
   if (bytes % 16 != 0) return "a row is not a multiple of 16 bytes";
   if (bytes > int64_t{kMaxThreads} * kMaxVectors * 16) return "a row does not fit in one block's registers";

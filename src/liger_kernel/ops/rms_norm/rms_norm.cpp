@@ -29,13 +29,35 @@ namespace {
 std::string explain(const Problem& p) {
   LIGER_CHECK(p.shape.size() == 2, "rms_norm: the shape has ", p.shape.size(), " numbers, expected rows x columns");
   const int64_t rows = p.shape[0], cols = p.shape[1];
-  const ForwardArgs f{.x = nullptr, .weight = nullptr, .y = nullptr, .rstd = nullptr, .rows = rows, .cols = cols, .x_stride = cols,
-                      .y_stride = cols, .dtype = p.dtype, .weight_dtype = p.dtype, .eps = 1e-6f};
-  const BackwardArgs b{.dy = nullptr, .x = nullptr, .weight = nullptr, .rstd = nullptr, .dx = nullptr, .dw = nullptr, .rows = rows,
-                       .cols = cols, .dy_stride = cols, .x_stride = cols, .dx_stride = cols, .dtype = p.dtype, .weight_dtype = p.dtype};
+  const ForwardArgs f{.x = nullptr,
+                      .weight = nullptr,
+                      .y = nullptr,
+                      .rstd = nullptr,
+                      .rows = rows,
+                      .cols = cols,
+                      .x_stride = cols,
+                      .y_stride = cols,
+                      .dtype = p.dtype,
+                      .weight_dtype = p.dtype,
+                      .eps = 1e-6f};
+  const BackwardArgs b{.dy = nullptr,
+                       .x = nullptr,
+                       .weight = nullptr,
+                       .rstd = nullptr,
+                       .dx = nullptr,
+                       .dw = nullptr,
+                       .rows = rows,
+                       .cols = cols,
+                       .dy_stride = cols,
+                       .x_stride = cols,
+                       .dx_stride = cols,
+                       .dtype = p.dtype,
+                       .weight_dtype = p.dtype};
   return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
-         "plan\t" + 
-         (p.machine.backend == Backend::kCuda ? describe(choose(f)) + "; backward " + describe(choose(b, p.machine)) : "one row at a time per thread") + '\n';
+         "plan\t" +
+         (p.machine.backend == Backend::kCuda ? describe(choose(f)) + "; backward " + describe(choose(b, p.machine))
+                                              : "one row at a time per thread") +
+         '\n';
 }
 
 std::vector<std::string> all_names() {

@@ -86,10 +86,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
       " -> (Tensor dx, Tensor dw)");
 }
 
-#define LIGER_REGISTER(key)                                         \
-  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                 \
-    m.impl("rms_norm_forward", TORCH_BOX(&forward_torch));          \
-    m.impl("rms_norm_backward", TORCH_BOX(&backward_torch));        \
+#define LIGER_REGISTER(key)                                  \
+  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {          \
+    m.impl("rms_norm_forward", TORCH_BOX(&forward_torch));   \
+    m.impl("rms_norm_backward", TORCH_BOX(&backward_torch)); \
   }
 LIGER_REGISTER(CPU)
 LIGER_REGISTER(CUDA)

@@ -17,7 +17,10 @@ struct Table {
 struct Place {
   int64_t step, second;
   Place(Order order, int64_t half)
-      : step(order == Order::kPairs ? 2 : 1), second(order == Order::kHalves ? half : order == Order::kPairs ? 1 : 0) {}
+      : step(order == Order::kPairs ? 2 : 1),
+        second(order == Order::kHalves  ? half
+               : order == Order::kPairs ? 1
+                                        : 0) {}
 };
 
 // n values from p on, `step` apart, times sign.
@@ -128,9 +131,8 @@ void LIGER_STAMP(rotate)(const RotateArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
     visit(a.table_dtype, [&]<class C>(Type<C>) {
       const int64_t grain = grain_for((a.q_heads + a.k_heads) * a.head_dim * sizeof(T));
-      host.parallel_for(a.batch * a.tokens, grain, [&](int64_t begin, int64_t end) {
-        rotate_tokens<T, C>(a, choose_turn<T>(a.input, a.output), begin, end);
-      });
+      host.parallel_for(a.batch * a.tokens, grain,
+                        [&](int64_t begin, int64_t end) { rotate_tokens<T, C>(a, choose_turn<T>(a.input, a.output), begin, end); });
     });
   });
 }

@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kThreads) turn(RotateArgs a, Plan plan) {
     const Index head = group + j * groups < heads ? group + j * groups : heads - 1;
     const bool is_q = head < q_heads;
     const Strides& s = is_q ? a.q_strides : a.k_strides;
-    const T* x = static_cast<const T*>(is_q ? a.q : a.k) + b * s.batch + product(t, s.token) +
-                 product(is_q ? head : head - q_heads, s.head);
+    const T* x =
+        static_cast<const T*>(is_q ? a.q : a.k) + b * s.batch + product(t, s.token) + product(is_q ? head : head - q_heads, s.head);
     first[j] = V::load_streaming(x + from.first);
     second[j] = V::load_streaming(x + from.second);
   }
@@ -149,8 +149,7 @@ __global__ void __launch_bounds__(kThreads) turn(RotateArgs a, Plan plan) {
     if (head >= heads) break;
     const bool is_q = head < q_heads;
     const Strides& s = is_q ? a.q_out_strides : a.k_out_strides;
-    T* y = static_cast<T*>(is_q ? a.q_out : a.k_out) + b * s.batch + product(t, s.token) +
-           product(is_q ? head : head - q_heads, s.head);
+    T* y = static_cast<T*>(is_q ? a.q_out : a.k_out) + b * s.batch + product(t, s.token) + product(is_q ? head : head - q_heads, s.head);
     if (turns) {
       float x1[kSize], x2[kSize];
       first[j].to_float(x1);
@@ -206,9 +205,7 @@ void launch_vectors(const RotateArgs& a, const Host& host) {
 void rotate_cuda_vectors(const RotateArgs& a, const Host& host) { launch_vectors<16>(a, host); }
 void rotate_cuda_half_vectors(const RotateArgs& a, const Host& host) { launch_vectors<8>(a, host); }
 void rotate_cuda_scalars(const RotateArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) {
-    visit(a.table_dtype, [&]<class C>(Type<C>) { launch<T, C, 1, true, int64_t>(a, host); });
-  });
+  visit(a.dtype, [&]<class T>(Type<T>) { visit(a.table_dtype, [&]<class C>(Type<C>) { launch<T, C, 1, true, int64_t>(a, host); }); });
 }
 
 }  // namespace liger::rope

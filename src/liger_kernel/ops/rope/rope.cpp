@@ -31,10 +31,25 @@ std::string explain(const Problem& p) {
   const int64_t batch = p.shape[0], tokens = p.shape[1], q_heads = p.shape[2], k_heads = p.shape[3], dim = p.shape[4];
   const auto strides = [&](int64_t heads) { return Strides{.batch = tokens * heads * dim, .head = dim, .token = heads * dim}; };
   const TableStrides table{.batch = 0, .token = dim};
-  const RotateArgs a{.q = nullptr, .k = nullptr, .cos = nullptr, .sin = nullptr, .q_out = nullptr, .k_out = nullptr, .batch = batch,
-                     .tokens = tokens, .q_heads = q_heads, .k_heads = k_heads, .head_dim = dim, .rotary_dim = dim,
-                     .q_strides = strides(q_heads), .k_strides = strides(k_heads), .q_out_strides = strides(q_heads),
-                     .k_out_strides = strides(k_heads), .cos_strides = table, .sin_strides = table, .dtype = p.dtype,
+  const RotateArgs a{.q = nullptr,
+                     .k = nullptr,
+                     .cos = nullptr,
+                     .sin = nullptr,
+                     .q_out = nullptr,
+                     .k_out = nullptr,
+                     .batch = batch,
+                     .tokens = tokens,
+                     .q_heads = q_heads,
+                     .k_heads = k_heads,
+                     .head_dim = dim,
+                     .rotary_dim = dim,
+                     .q_strides = strides(q_heads),
+                     .k_strides = strides(k_heads),
+                     .q_out_strides = strides(q_heads),
+                     .k_out_strides = strides(k_heads),
+                     .cos_strides = table,
+                     .sin_strides = table,
+                     .dtype = p.dtype,
                      .table_dtype = p.dtype};
   std::string plan = "one token at a time per thread";
   if (p.machine.backend == Backend::kCuda) {

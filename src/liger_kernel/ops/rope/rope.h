@@ -32,12 +32,12 @@ struct TableStrides {
 };
 
 struct RotateArgs {
-  const void* q;    // [batch, q_heads, tokens, head_dim]
-  const void* k;    // [batch, k_heads, tokens, head_dim], q's type
-  const void* cos;  // [batch, tokens, r], or r/2 columns where `table` is kShared
-  const void* sin;  // like cos
-  void* q_out;      // like q
-  void* k_out;      // like k
+  const void* q;                                                  // [batch, q_heads, tokens, head_dim]
+  const void* k;                                                  // [batch, k_heads, tokens, head_dim], q's type
+  const void* cos;                                                // [batch, tokens, r], or r/2 columns where `table` is kShared
+  const void* sin;                                                // like cos
+  void* q_out;                                                    // like q
+  void* k_out;                                                    // like k
   int64_t batch, tokens, q_heads, k_heads, head_dim, rotary_dim;  // head counts may be 0
   Strides q_strides, k_strides, q_out_strides, k_out_strides;
   TableStrides cos_strides, sin_strides;

@@ -26,7 +26,10 @@ struct Heads {
   Matrix matrix;
 
   Heads(const Case& c, int64_t heads, bool output)
-      : tokens(c.tokens), heads(heads), dim(c.head_dim), outer(c.heads_outer),
+      : tokens(c.tokens),
+        heads(heads),
+        dim(c.head_dim),
+        outer(c.heads_outer),
         matrix(c.dtype, c.batch * c.tokens * (outer ? heads : 1), outer ? dim : heads * dim, c.padding, c.offset, output) {}
   Strides strides() const {
     const int64_t row = matrix.stride();
@@ -144,7 +147,13 @@ TEST(Rope, WidthsAndTypes) {
     for (const DType dtype : test::kDTypes) {
       for (const DType table : test::kDTypes) {
         const auto small = [&](int64_t dim, int64_t rotary) {
-          check({.batch = 2, .tokens = 3, .q_heads = 3, .k_heads = 1, .head_dim = dim, .rotary_dim = rotary, .dtype = dtype,
+          check({.batch = 2,
+                 .tokens = 3,
+                 .q_heads = 3,
+                 .k_heads = 1,
+                 .head_dim = dim,
+                 .rotary_dim = rotary,
+                 .dtype = dtype,
                  .table_dtype = table},
                 host);
         };
@@ -162,8 +171,17 @@ TEST(Rope, OrdersOfChannelsAndTable) {
         for (const Order output : {Order::kHalves, Order::kPairs}) {
           for (const Order table : {Order::kHalves, Order::kPairs, Order::kShared}) {
             for (const int64_t rotary : {2, 8, 30, 34, 64, 520}) {
-              check({.batch = 2, .tokens = 3, .q_heads = 2, .k_heads = 2, .head_dim = rotary + 3, .rotary_dim = rotary, .dtype = dtype,
-                     .table_dtype = DType::kF32, .input = input, .output = output, .table = table},
+              check({.batch = 2,
+                     .tokens = 3,
+                     .q_heads = 2,
+                     .k_heads = 2,
+                     .head_dim = rotary + 3,
+                     .rotary_dim = rotary,
+                     .dtype = dtype,
+                     .table_dtype = DType::kF32,
+                     .input = input,
+                     .output = output,
+                     .table = table},
                     host);
             }
           }
@@ -179,8 +197,18 @@ TEST(Rope, StridesMisalignmentAndBatches) {
       for (const int64_t padding : {0, 1, 8}) {
         for (const int64_t offset : {0, 1, 3}) {
           for (const bool outer : {false, true}) {
-            check({.batch = 3, .tokens = 40, .q_heads = 4, .k_heads = 1, .head_dim = 36, .rotary_dim = 36, .dtype = dtype,
-                   .table_dtype = dtype, .padding = padding, .offset = offset, .heads_outer = outer, .shared_positions = offset == 1},
+            check({.batch = 3,
+                   .tokens = 40,
+                   .q_heads = 4,
+                   .k_heads = 1,
+                   .head_dim = 36,
+                   .rotary_dim = 36,
+                   .dtype = dtype,
+                   .table_dtype = dtype,
+                   .padding = padding,
+                   .offset = offset,
+                   .heads_outer = outer,
+                   .shared_positions = offset == 1},
                   host);
           }
         }
@@ -191,7 +219,13 @@ TEST(Rope, StridesMisalignmentAndBatches) {
 
 TEST(Rope, NothingToDo) {
   for_each_cpu_variant("rope", [](const Host& host) {
-    const Case c{.batch = 1, .tokens = 2, .q_heads = 1, .k_heads = 1, .head_dim = 8, .rotary_dim = 8, .dtype = DType::kF32,
+    const Case c{.batch = 1,
+                 .tokens = 2,
+                 .q_heads = 1,
+                 .k_heads = 1,
+                 .head_dim = 8,
+                 .rotary_dim = 8,
+                 .dtype = DType::kF32,
                  .table_dtype = DType::kF32};
     for (int64_t Case::*size : {&Case::batch, &Case::tokens, &Case::q_heads, &Case::k_heads}) {
       Case empty = c;

@@ -62,8 +62,8 @@ Tensor empty_heads(const Tensor& t, Axes axes, bool tokens_outer) {
 
 // q, k as in Axes; cos, sin [1 or batch, tokens, r, or r/2 when shared] -> q', k' in memory of their own
 std::tuple<Tensor, Tensor> rotate_torch(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, int64_t heads_dim,
-                                        int64_t rotary_dim, int64_t input, int64_t output, int64_t table, bool inverse,
-                                        bool q_tokens_outer, bool k_tokens_outer) {
+                                        int64_t rotary_dim, int64_t input, int64_t output, int64_t table, bool inverse, bool q_tokens_outer,
+                                        bool k_tokens_outer) {
   LIGER_CHECK(heads_dim == 1 || heads_dim == 2, "rope: heads_dim is ", heads_dim, ", expected 1 or 2");
   const Axes axes{.heads = static_cast<int>(heads_dim), .tokens = static_cast<int>(3 - heads_dim)};
   check_devices("rope", q, k, cos, sin);

@@ -7,16 +7,20 @@
 namespace liger::swiglu {
 
 void forward_cuda_vector(const ForwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) { launch_gated_forward<T, Vec<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
+  visit(a.dtype,
+        [&]<class T>(Type<T>) { launch_gated_forward<T, Vec<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
 }
 void forward_cuda_scalar(const ForwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) { launch_gated_forward<T, Single<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
+  visit(a.dtype,
+        [&]<class T>(Type<T>) { launch_gated_forward<T, Single<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
 }
 void backward_cuda_vector(const BackwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) { launch_gated_backward<T, Vec<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
+  visit(a.dtype,
+        [&]<class T>(Type<T>) { launch_gated_backward<T, Vec<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
 }
 void backward_cuda_scalar(const BackwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) { launch_gated_backward<T, Single<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
+  visit(a.dtype,
+        [&]<class T>(Type<T>) { launch_gated_backward<T, Single<T>>("swiglu", a, Silu<T>{a.gate_multiplier}, a.down_multiplier, host); });
 }
 
 }  // namespace liger::swiglu

@@ -23,18 +23,40 @@ double relative_error(double x) { return (16 + 2 * std::min(std::abs(x), 100.)) 
 constexpr double kUnderflow = 1e-35;
 
 void check(const Case& c, const Host& host) {
-  SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << name(c.dtype) << ", padding " << c.padding << ", offset " << c.offset);
+  SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << name(c.dtype) << ", padding " << c.padding << ", offset "
+                                    << c.offset);
   Matrix a(c.dtype, c.rows, c.cols, c.padding, c.offset, c.in_place), b(c.dtype, c.rows, c.cols, 3 * c.padding, 0, c.in_place);
   Matrix dc(c.dtype, c.rows, c.cols, 2 * c.padding, c.offset), out = Matrix::output(c.dtype, c.rows, c.cols, c.padding, c.offset);
   a.random(1, c.scale), b.random(2, c.scale), dc.random(3);
-  Matrix da = c.in_place ? a : Matrix::output(c.dtype, c.rows, c.cols, c.padding, c.offset), db = c.in_place ? b : Matrix::output(c.dtype, c.rows, c.cols);
+  Matrix da = c.in_place ? a : Matrix::output(c.dtype, c.rows, c.cols, c.padding, c.offset),
+         db = c.in_place ? b : Matrix::output(c.dtype, c.rows, c.cols);
 
-  forward({.a = a.data(), .b = b.data(), .c = out.data(), .rows = c.rows, .cols = c.cols, .a_stride = a.stride(), .b_stride = b.stride(),
-           .c_stride = out.stride(), .dtype = c.dtype, .gate_multiplier = static_cast<float>(c.gate), .down_multiplier = static_cast<float>(c.down)},
+  forward({.a = a.data(),
+           .b = b.data(),
+           .c = out.data(),
+           .rows = c.rows,
+           .cols = c.cols,
+           .a_stride = a.stride(),
+           .b_stride = b.stride(),
+           .c_stride = out.stride(),
+           .dtype = c.dtype,
+           .gate_multiplier = static_cast<float>(c.gate),
+           .down_multiplier = static_cast<float>(c.down)},
           host);
-  backward({.dc = dc.data(), .a = c.in_place ? da.data() : a.data(), .b = c.in_place ? db.data() : b.data(), .da = da.data(), .db = db.data(),
-            .rows = c.rows, .cols = c.cols, .dc_stride = dc.stride(), .a_stride = a.stride(), .b_stride = b.stride(), .da_stride = da.stride(),
-            .db_stride = db.stride(), .dtype = c.dtype, .gate_multiplier = static_cast<float>(c.gate),
+  backward({.dc = dc.data(),
+            .a = c.in_place ? da.data() : a.data(),
+            .b = c.in_place ? db.data() : b.data(),
+            .da = da.data(),
+            .db = db.data(),
+            .rows = c.rows,
+            .cols = c.cols,
+            .dc_stride = dc.stride(),
+            .a_stride = a.stride(),
+            .b_stride = b.stride(),
+            .da_stride = da.stride(),
+            .db_stride = db.stride(),
+            .dtype = c.dtype,
+            .gate_multiplier = static_cast<float>(c.gate),
             .down_multiplier = static_cast<float>(c.down)},
            host);
 
@@ -78,7 +100,8 @@ TEST(Swiglu, StridesMisalignmentMultipliersAndScales) {
       for (const int64_t padding : {0, 1, 8}) {
         for (const int64_t offset : {0, 1, 3}) check({.rows = 5, .cols = 77, .dtype = dtype, .padding = padding, .offset = offset}, host);
       }
-      for (const double scale : {1e-3, 30.}) check({.rows = 6, .cols = 200, .dtype = dtype, .gate = 0.25, .down = -1.75, .scale = scale}, host);
+      for (const double scale : {1e-3, 30.})
+        check({.rows = 6, .cols = 200, .dtype = dtype, .gate = 0.25, .down = -1.75, .scale = scale}, host);
     }
   });
 }
@@ -95,14 +118,27 @@ TEST(Swiglu, GradientsNotWantedAreNotWritten) {
     Matrix a(DType::kBF16, rows, cols), b(DType::kBF16, rows, cols), dc(DType::kBF16, rows, cols);
     a.random(1), b.random(2), dc.random(3);
     const auto run = [&](Matrix* da, Matrix* db) {
-      backward({.dc = dc.data(), .a = a.data(), .b = b.data(), .da = da ? da->data() : nullptr, .db = db ? db->data() : nullptr, .rows = rows,
-                .cols = cols, .dc_stride = cols, .a_stride = cols, .b_stride = cols, .da_stride = cols, .db_stride = cols, .dtype = DType::kBF16},
+      backward({.dc = dc.data(),
+                .a = a.data(),
+                .b = b.data(),
+                .da = da ? da->data() : nullptr,
+                .db = db ? db->data() : nullptr,
+                .rows = rows,
+                .cols = cols,
+                .dc_stride = cols,
+                .a_stride = cols,
+                .b_stride = cols,
+                .da_stride = cols,
+                .db_stride = cols,
+                .dtype = DType::kBF16},
                host);
     };
     Matrix da = Matrix::output(DType::kBF16, rows, cols), db = da, da_alone = da, db_alone = da;
     run(&da, &db), run(&da_alone, nullptr), run(nullptr, &db_alone), run(nullptr, nullptr);
-    expect_near(da_alone, [&](int64_t i, int64_t j) { return da.at(i, j); }, [](int64_t, int64_t) { return 0.; }, "da alone");
-    expect_near(db_alone, [&](int64_t i, int64_t j) { return db.at(i, j); }, [](int64_t, int64_t) { return 0.; }, "db alone");
+    expect_near(
+        da_alone, [&](int64_t i, int64_t j) { return da.at(i, j); }, [](int64_t, int64_t) { return 0.; }, "da alone");
+    expect_near(
+        db_alone, [&](int64_t i, int64_t j) { return db.at(i, j); }, [](int64_t, int64_t) { return 0.; }, "db alone");
   });
 }
 

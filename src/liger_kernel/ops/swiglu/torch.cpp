@@ -1,4 +1,5 @@
 // The only file of this op that knows torch: schema, checks, allocation.
+#include <liger_kernel/core/torch/fresh.h>
 #include <liger_kernel/core/torch/torch.h>
 #include <liger_kernel/ops/swiglu/swiglu.h>
 
@@ -26,7 +27,7 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, d
   check_rows("swiglu", "a", a);
   check_like("b", b, a);
   const TorchHost host(a);
-  Tensor c = empty(a, {a.size(0), a.size(1)}, a.scalar_type());
+  Tensor c = fresh(a, {a.size(0), a.size(1)}, a.scalar_type());
   forward({.a = const_data(a),
            .b = const_data(b),
            .c = data(c),
@@ -43,14 +44,14 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, d
 }
 
 // -> da, db like a, with no rows when not wanted
-std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, double gate_multiplier, double down_multiplier,
-                                          bool want_da, bool want_db) {
+std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, double gate_multiplier,
+                                          double down_multiplier, bool want_da, bool want_db) {
   check_rows("swiglu", "a", a);
   check_like("b", b, a);
   check_like("dc", dc, a);
   const TorchHost host(a);
-  Tensor da = empty(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
-  Tensor db = empty(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor da = fresh(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor db = fresh(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
   backward({.dc = const_data(dc),
             .a = const_data(a),
             .b = const_data(b),
@@ -74,7 +75,7 @@ std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, con
 Tensor packed_forward_torch(const Tensor& y, double gate_multiplier, double down_multiplier) {
   const int64_t cols = half(y);
   const TorchHost host(y);
-  Tensor c = empty(y, {y.size(0), cols}, y.scalar_type());
+  Tensor c = fresh(y, {y.size(0), cols}, y.scalar_type());
   forward({.a = const_data(y),
            .b = const_data<char>(y) + half_bytes(y),
            .c = data(c),
@@ -94,8 +95,8 @@ void packed_backward(const Tensor& dc, const Tensor& y, const Tensor& dy, double
   const int64_t cols = half(y);
   check_rows("swiglu", "dc", dc);
   check_devices("swiglu", y, dc);
-  LIGER_CHECK(dc.size(0) == y.size(0) && dc.size(1) == cols, "swiglu: dc is ", dc.size(0), " x ", dc.size(1), ", expected ", y.size(0), " x ",
-              cols);
+  LIGER_CHECK(dc.size(0) == y.size(0) && dc.size(1) == cols, "swiglu: dc is ", dc.size(0), " x ", dc.size(1), ", expected ", y.size(0),
+              " x ", cols);
   LIGER_CHECK(dc.scalar_type() == y.scalar_type(), "swiglu: dc and y differ in dtype");
   const TorchHost host(y);
   backward({.dc = const_data(dc),
@@ -119,7 +120,7 @@ void packed_backward(const Tensor& dc, const Tensor& y, const Tensor& dy, double
 // dc [rows, cols], y [rows, 2 cols] -> dy like y
 Tensor packed_backward_torch(const Tensor& dc, const Tensor& y, double gate_multiplier, double down_multiplier) {
   half(y);
-  Tensor dy = empty(y, {y.size(0), y.size(1)}, y.scalar_type());
+  Tensor dy = fresh(y, {y.size(0), y.size(1)}, y.scalar_type());
   packed_backward(dc, y, dy, gate_multiplier, down_multiplier);
   return dy;
 }
@@ -140,13 +141,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
   m.def("swiglu_packed_backward_(Tensor dc, Tensor(a!) y, float gate_multiplier, float down_multiplier) -> ()");
 }
 
-#define LIGER_REGISTER(key)                                                         \
-  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                                 \
-    m.impl("swiglu_forward", TORCH_BOX(&forward_torch));                            \
-    m.impl("swiglu_backward", TORCH_BOX(&backward_torch));                          \
-    m.impl("swiglu_packed_forward", TORCH_BOX(&packed_forward_torch));              \
-    m.impl("swiglu_packed_backward", TORCH_BOX(&packed_backward_torch));            \
-    m.impl("swiglu_packed_backward_", TORCH_BOX(&packed_backward_in_place_torch));  \
+#define LIGER_REGISTER(key)                                                        \
+  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                                \
+    m.impl("swiglu_forward", TORCH_BOX(&forward_torch));                           \
+    m.impl("swiglu_backward", TORCH_BOX(&backward_torch));                         \
+    m.impl("swiglu_packed_forward", TORCH_BOX(&packed_forward_torch));             \
+    m.impl("swiglu_packed_backward", TORCH_BOX(&packed_backward_torch));           \
+    m.impl("swiglu_packed_backward_", TORCH_BOX(&packed_backward_in_place_torch)); \
   }
 LIGER_REGISTER(CPU)
 LIGER_REGISTER(CUDA)
