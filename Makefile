@@ -41,6 +41,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/test_layout.py
+	$(PYTHON) scripts/readme-tables --check
 
 wheel: setup
 	$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist .
