@@ -65,7 +65,7 @@ class Host {
 
 // Items per thread that make a parallel region worth its start-up, for rows of `row_bytes`.
 inline int64_t grain_for(int64_t row_bytes) {
-  constexpr int64_t kBytesPerThread = 32 << 10;
+  constexpr int64_t kBytesPerThread = 128 << 10;  // about 10 us of work against some 5 us to start a region
   return row_bytes >= kBytesPerThread ? 1 : (kBytesPerThread + row_bytes) / (row_bytes + 1);
 }
 
