@@ -110,11 +110,11 @@ def _python_words(text):
 def test_nothing_central_names_an_op():
     """A new op is one new folder: the core and the build know no op. Comments may give one as an example.
 
-    A name of several words is the op's wherever it stands; one word may be an ordinary one, and counts as a path, a namespace, a
-    quoted name or a target."""
+    A name of several words is the op's wherever it stands; one word may be an ordinary one, and counts as a path, a namespace
+    or a target."""
     names = "|".join(map(re.escape, OPS))
     several = "|".join(re.escape(op) for op in OPS if "_" in op)
-    pattern = rf"(?<![A-Za-z0-9])({several})(?![A-Za-z0-9])|ops[/.]({names})\b|\b({names})::|\"({names})\"|\bliger_({names})\b"
+    pattern = rf"(?<![A-Za-z0-9])({several})(?![A-Za-z0-9])|ops[/.]({names})\b|\b({names})::|\bliger_({names})\b"
     central = [n for n in TEXTS if n.startswith(("src/liger_kernel/core/", "cmake/", "CMakeLists.txt", "src/CMakeLists.txt"))]
     found = _offenders(pattern, [n for n in central if pathlib.PurePosixPath(n).suffix in CXX], lambda line: line.split("//")[0])
     found += _offenders(
