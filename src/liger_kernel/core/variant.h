@@ -76,10 +76,14 @@ std::string explain_rows(const char* pass, std::span<const Variant<Args>> rows, 
   return text;
 }
 
-template <class Args>
-std::vector<std::string> names(std::span<const Variant<Args>> rows) {
+// The names of all rows of the tables of an op's passes, for its Registration.
+template <class... Args>
+std::vector<std::string> names(std::span<const Variant<Args>>... tables) {
   std::vector<std::string> result;
-  for (const auto& row : rows) result.push_back(row.name);
+  const auto append = [&](const auto& rows) {
+    for (const auto& row : rows) result.push_back(row.name);
+  };
+  (append(tables), ...);
   return result;
 }
 

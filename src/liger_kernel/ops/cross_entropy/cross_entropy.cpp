@@ -72,12 +72,7 @@ std::string explain(const Problem& p) {
          explain_rows("scale", variants<ScaleArgs>(), g, p.machine) + "plan\t" + plan + '\n';
 }
 
-std::vector<std::string> all_names() {
-  auto result = names(variants<ForwardArgs>());
-  for (auto& n : names(variants<StatsArgs>())) result.push_back(n);
-  for (auto& n : names(variants<ScaleArgs>())) result.push_back(n);
-  return result;
-}
+std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<StatsArgs>(), variants<ScaleArgs>()); }
 
 const Registration registration({"cross_entropy", "rows x vocabulary", explain, all_names});
 

@@ -364,11 +364,7 @@ std::string explain(const Problem& p) {
          "plan\t" + describe(plan) + '\n';
 }
 
-std::vector<std::string> all_names() {
-  std::vector<std::string> result = names(variants<CompactArgs>());
-  for (auto& n : names(variants<MoveArgs>())) result.push_back(n);
-  return result;
-}
+std::vector<std::string> all_names() { return names(variants<CompactArgs>(), variants<MoveArgs>()); }
 
 const Registration registration({kOp, "rows x hidden x vocabulary", explain, all_names});
 

@@ -69,11 +69,7 @@ std::string explain(const Problem& p) {
          '\n';
 }
 
-std::vector<std::string> all_names() {
-  auto result = names(variants<ForwardArgs>());
-  for (auto& n : names(variants<BackwardArgs>())) result.push_back(n);
-  return result;
-}
+std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<BackwardArgs>()); }
 
 const Registration registration({"geglu", "rows x columns", explain, all_names});
 

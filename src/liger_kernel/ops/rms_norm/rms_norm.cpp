@@ -60,11 +60,7 @@ std::string explain(const Problem& p) {
          '\n';
 }
 
-std::vector<std::string> all_names() {
-  auto result = names(variants<ForwardArgs>());
-  for (auto& n : names(variants<BackwardArgs>())) result.push_back(n);
-  return result;
-}
+std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<BackwardArgs>()); }
 
 const Registration registration({"rms_norm", "rows x columns", explain, all_names});
 
