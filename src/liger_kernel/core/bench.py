@@ -21,6 +21,8 @@ class BenchCase:
         forward_bytes, backward_bytes: bytes that must move at least.
         flops: floating-point operations of matrix products, forward and backward; 0 where memory bounds the op.
         forward_only: the op has no useful backward of its own to time.
+        yardstick: () -> (call, flops, name): the matrix products alone, at the case's own shapes; `call(i)` runs them once. Without
+            it, shares are of a square product's rate.
     """
 
     name: str
@@ -30,3 +32,4 @@ class BenchCase:
     backward_bytes: int
     flops: int = 0
     forward_only: bool = False
+    yardstick: Callable | None = None

@@ -14,7 +14,11 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Every thread gets the sum. `scratch` holds one float per warp (at most 32); two calls in a row need two scratches, or a
+// 1 / sqrt(x), both steps correctly rounded: rsqrtf may be two units off, which shows in fp32 results. Once a row, it costs nothing.
+__device__ __forceinline__ float reciprocal_root(float x) { return __frcp_rn(__fsqrt_rn(x)); }
+
+// Every thread of a one-dimensional block gets the sum. `scratch` holds one float per warp (at most 32); two calls in a row need two
+// scratches, or a
 // __syncthreads() between them.
 __device__ __forceinline__ float block_sum(float v, float* scratch) {
   v = warp_sum(v);

@@ -1,6 +1,6 @@
 // Elementwise gated units on CUDA: c = round(act(a)) * b * scale and its gradients; formulas and rounding as in
-// core/cpu/gated.inl.h. Memory bound: two streams in and one out forward, three in and two out backward. A thread has
-// several accesses of each operand in flight before it computes anything; sigmoid goes through ex2.approx and
+// core/cpu/gated.inl.h. Memory bound: two streams in and one out forward, three in and two out backward. A thread
+// issues all its loads before it computes anything; sigmoid goes through ex2.approx and
 // rcp.approx, since an IEEE division alone costs more instructions than memory leaves time for in 16-bit types.
 #pragma once
 #include <liger_kernel/core/cuda/launch.h>
@@ -50,6 +50,7 @@ struct Single {
   T raw;
   __device__ __forceinline__ static Single load_streaming(const T* p) { return {*p}; }
   __device__ __forceinline__ void store(T* p) const { *p = raw; }
+  __device__ __forceinline__ void store_streaming(T* p) const { *p = raw; }
   __device__ __forceinline__ void to_float(float (&v)[1]) const { v[0] = widen(raw); }
   __device__ __forceinline__ static Single from_float(const float (&v)[1]) { return {narrow<T>(v[0])}; }
 };
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kGatedThreads) gated_forward_kernel(Args x, Ac
       b[v].to_float(bs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) as[i] = product(as[i], bs[i]);
-      Access::from_float(as).store(pc + j);
+      Access::from_float(as).store_streaming(pc + j);
     }
   }
 }
@@ -155,8 +156,8 @@ __global__ void __launch_bounds__(kGatedThreads) gated_backward_kernel(Args x, A
       b[v].to_float(dbs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) gradients(dcs[i], das[i], dbs[i]);
-      if (pda) Access::from_float(das).store(pda + j);
-      if (pdb) Access::from_float(dbs).store(pdb + j);
+      if (pda) Access::from_float(das).store_streaming(pda + j);
+      if (pdb) Access::from_float(dbs).store_streaming(pdb + j);
     }
   }
 }

@@ -1,5 +1,8 @@
 // Host on PyTorch: its threads, its caching allocators, its current stream, its CPU GEMM; cuBLASLt (core/cuda) on CUDA.
 #include <dlfcn.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <liger_kernel/core/cuda/gemm_cublaslt.h>
@@ -27,7 +30,36 @@ ScalarType scalar_type(DType t) {
 
 Machine machine_of(const Tensor& like) { return like.is_cuda() ? cuda_machine(like.get_device()) : cpu_machine(); }
 
+// Memory that the allocator has just mapped costs a page fault per 4 KB when it is first touched, which is most of an elementwise
+// op's time; in 2 MB pages it is a third (swiglu 2048 x 5632 fp32, forward and backward: 94 -> 30 ms of CPU time). Blocks from
+// 32 MB on are always mapped afresh by glibc: for those the kernel is asked for huge pages (it gives them where
+// transparent_hugepage is `madvise` or `always`, and ignores the request elsewhere).
+void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] uintptr_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t kAlwaysMapped = 32 << 20, kHugePage = 2 << 20;
+  if (bytes < kAlwaysMapped) return;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage, last = (begin + bytes) / kHugePage * kHugePage;
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 }  // namespace
+
+// By way of the C function: new_empty() goes through the dispatcher twice (measured: 3 us of a call's 8).
+Tensor empty(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0; stride *= shape[i] > 1 ? shape[i] : 1) strides[i] = stride;
+  int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                                                  static_cast<int32_t>(dtype), device_type, like.get_device_index(), &handle));
+  Tensor t(handle);
+  if (like.is_cpu()) ask_for_huge_pages(data(t), static_cast<uintptr_t>(t.numel()) * t.element_size());
+  return t;
+}
 
 TorchHost::TorchHost(const Tensor& like)
     : Host(machine_of(like), like.is_cuda() ? current_cuda_stream(like.get_device()) : nullptr), like_(like) {
@@ -42,8 +74,7 @@ void TorchHost::parallel_for(int64_t n, int64_t grain, RangeBody body) const {
 int TorchHost::threads() const { return static_cast<int>(torch::stable::get_num_threads()); }
 
 Scratch TorchHost::scratch(size_t bytes) const {
-  auto tensor = std::make_shared<Tensor>(
-      torch::stable::new_empty(like_, std::vector<int64_t>{static_cast<int64_t>((bytes + 3) / 4)}, ScalarType::Float));
+  auto tensor = std::make_shared<Tensor>(empty(like_, {static_cast<int64_t>((bytes + 3) / 4)}, ScalarType::Float));
   void* data = tensor->mutable_data_ptr();
   return {.owner = std::move(tensor), .data = data};
 }

@@ -38,15 +38,40 @@ void check_devices(const char* op, const Tensor& first, const Tensors&... rest) 
   (check(rest), ...);
 }
 
-// `rows` view of a tensor whose last dimension is contiguous: Python has reshaped it to [rows, columns].
+// A tensor as a matrix with contiguous columns.
+struct Rows {
+  int64_t rows, cols, stride;  // stride: elements from row to row
+};
+
+// t is [rows, columns] with contiguous columns, or [..., columns] without gaps.
+inline Rows rows_of(const char* op, const char* what, const Tensor& t) {
+  const int64_t dims = t.dim();
+  LIGER_CHECK(dims > 0, op, ": ", what, " has no dimension, expected [..., columns]");
+  const int64_t cols = t.size(dims - 1);
+  if (dims == 2) {
+    LIGER_CHECK(cols <= 1 || t.size(0) == 0 || t.stride(1) == 1, op, ": ", what, " has stride ", t.stride(1),
+                " in its last dimension, expected 1");
+    return {t.size(0), cols, t.stride(0)};
+  }
+  LIGER_CHECK(t.is_contiguous(), op, ": ", what, " has ", dims, " dimensions and is not contiguous; expected [rows, columns]");
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < dims; ++d) rows *= t.size(d);
+  return {rows, cols, cols};
+}
+// The same for ops that take nothing but [rows, columns].
 inline void check_rows(const char* op, const char* what, const Tensor& t) {
   LIGER_CHECK(t.dim() == 2, op, ": ", what, " has ", t.dim(), " dimensions, expected [rows, columns]");
-  LIGER_CHECK(t.size(1) <= 1 || t.numel() == 0 || t.stride(1) == 1, op, ": ", what, " has stride ", t.stride(1),
-              " in its last dimension, expected 1");
+  rows_of(op, what, t);
 }
 
+// Contiguous memory on like's device.
+Tensor empty(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef shape, ScalarType dtype);
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, std::vector<int64_t>(shape), dtype);
+  return empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
+}
+// Contiguous, of like's shape and dtype; of no elements when not `wanted`.
+inline Tensor output_like(const Tensor& like, bool wanted = true) {
+  return wanted ? empty(like, like.sizes(), like.scalar_type()) : empty(like, {0}, like.scalar_type());
 }
 
 template <class T = void>

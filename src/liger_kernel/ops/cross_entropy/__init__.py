@@ -6,7 +6,8 @@ import dataclasses
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.tensors import as_rows, gather_dtensor
+from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.tensors import as_rows, gather_dtensor, in_leaf, rows_apart
 from liger_kernel.ops.cross_entropy import labels
 
 EXPORTS = ["LigerCrossEntropyFunction", "cross_entropy_forward", "cross_entropy_backward"]
@@ -71,26 +72,13 @@ def check_class_weight(op, weight, vocab):
     return weight.detach().reshape(-1).float().contiguous()
 
 
-def _may_overwrite(x):
-    """Whether the gradient can be written over the rows `x`: no two of them share memory."""
-    return x.shape[0] <= 1 or x.stride(0) >= x.shape[1]
-
-
-def _refuse_leaf(t):
-    """torch's own rule for in-place changes of parameters: their .grad would share their memory."""
-    leaf = t._base if t._is_view() else t
-    if leaf.is_leaf and leaf.requires_grad:
-        raise RuntimeError(
-            "cross_entropy: in_place=True on a leaf tensor that requires grad; pass the result of an operation, or in_place=False")
-
-
 def _forward(x, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, flags, want_grad, in_place):
     """Launches the kernels on the rows `x`. -> loss, z_loss, accuracy, prediction, gradient buffer (those not wanted None)."""
     want_z, want_hit, want_prediction = flags
     check_flags("cross_entropy", return_z_loss=want_z, return_token_accuracy=want_hit, return_predicted_tokens=want_prediction)
-    assert reduction in REDUCTIONS, f"cross_entropy: reduction is {reduction!r}, expected one of {REDUCTIONS}"
+    check_loss_options("cross_entropy", label_smoothing, reduction, softcap)
     weight = check_class_weight("cross_entropy", weight, x.shape[1])
-    target = target.to(torch.int64)
+    target = labels.indices("cross_entropy", target)
     stats = labels.ask(target, x.shape[1], ignore_index, weight)
     if not x.is_cuda:
         stats.count()  # at once: nothing is written when a label is out of range
@@ -104,11 +92,11 @@ def _forward(x, target, weight, ignore_index, lse_square_scale, label_smoothing,
     if x.is_cuda:
         stats.count()  # the kernel is under way; this waits for the counts alone
     if reduction != "none":
-        loss, z = loss.sum(), z.sum()
+        loss, z = loss.sum(), z.sum() if want_z else z
         hit = hit.sum() / stats.valid() if want_hit else hit
     # torch 2.11's compiler sends the gradient astray where a conversion returns its argument, so none is made without need.
     if x.dtype != torch.float32:
-        loss, z = loss.to(x.dtype), z.to(x.dtype)
+        loss, z = loss.to(x.dtype), z.to(x.dtype) if want_z else z
     return (loss, z if want_z else None, hit if want_hit else None, prediction if want_prediction else None, grad if want_grad else None)
 
 
@@ -118,21 +106,29 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
     -> (loss, z_loss, token_accuracy, predicted_tokens); see :func:`liger_cross_entropy`.
     """
 
+    @classmethod
+    def apply(cls, _input, target, weight=None, *options):
+        if not torch.is_grad_enabled():  # forward cannot see this; without it a gradient would be made for nobody
+            _input = _input.detach()
+        return super().apply(gather_dtensor(_input), gather_dtensor(target), gather_dtensor(weight), *options)
+
     @staticmethod
     def forward(ctx, _input, target, weight, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction="mean",
                 softcap=None, return_z_loss=False, return_token_accuracy=False, return_predicted_tokens=False, in_place=False):
         want_grad = ctx.needs_input_grad[0]
         x = as_rows(_input)
-        in_place = want_grad and in_place and not torch.compiler.is_compiling() and _may_overwrite(x)
-        if in_place:
-            _refuse_leaf(_input)
+        compiling = torch.compiler.is_compiling()
+        in_place = want_grad and in_place and not compiling and rows_apart(x)
+        if in_place and in_leaf(_input):  # torch's own rule: the .grad of a parameter would share its memory
+            raise RuntimeError(
+                "cross_entropy: in_place=True on a leaf tensor that requires grad; pass the result of an operation, or in_place=False")
         flags = (return_z_loss, return_token_accuracy, return_predicted_tokens)
         loss, z, hit, prediction, grad = _forward(
             x, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, flags, want_grad, in_place)
         if want_grad:
             if in_place:
                 torch.autograd.graph.increment_version(x)
-            ctx.save_for_backward(grad)
+            ctx.save_for_backward(grad, None if compiling else descendant(_input))
             ctx.shape = _input.shape
         extra = [t for t in (z, hit, prediction) if t is not None]
         if extra:  # torch 2.11's compiler refuses a call without arguments
@@ -140,11 +136,11 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
         return loss, z, hit, prediction
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative_only("cross_entropy")
     def backward(ctx, d_loss, *_):
         grad = None
         if ctx.needs_input_grad[0]:
-            (saved,) = ctx.saved_tensors
+            saved, _ = ctx.saved_tensors
             factor = d_loss.float().contiguous()
             # A graph that is kept may be run again: its saved gradient stays as it is.
             if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
@@ -179,7 +175,7 @@ def liger_cross_entropy(input, target, weight=None, size_average=None, ignore_in
 
     Args:
         input: (rows, V) logits, fp32, bf16 or fp16, any strides.
-        target: (rows,) class indices, int64; `ignore_index` marks rows that count for nothing.
+        target: (rows,) class indices, int64 (narrower integers are widened); `ignore_index` marks rows that count for nothing.
         weight: (V,) class weights or None.
         size_average, reduce: ignored, as torch deprecates them.
         ignore_index: any integer, a valid class included.
@@ -199,18 +195,17 @@ def liger_cross_entropy(input, target, weight=None, size_average=None, ignore_in
 
     Raises:
         AssertionError: a target out of range (not under torch.compile or graph capture, where its loss is NaN); a class
-            weight of the wrong length or dtype; a flag that is not bool; an unknown reduction.
-        RuntimeError: other dtypes, tensors on different devices, in_place on a leaf that requires grad.
+            weight of the wrong length or dtype; a flag that is not bool; an unknown reduction; label_smoothing outside [0, 1]; a
+            softcap that is not positive.
+        RuntimeError: targets that are not integers, other dtypes, tensors on different devices, in_place on a leaf that requires grad.
         ValueError: an option that torch's function lacks, with arguments of another form (class probabilities, (N, C, d)
             inputs), which are otherwise handed to torch.
     """
-    input = gather_dtensor(input)
-    if input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+    input, target, weight = gather_dtensor(input), gather_dtensor(target), gather_dtensor(weight)
+    if input.dim() != 2 or target.dim() != 1:
         ours = {"lse_square_scale": lse_square_scale, "softcap": softcap, "return_z_loss": return_z_loss,
                 "return_token_accuracy": return_token_accuracy, "return_predicted_tokens": return_predicted_tokens, "in_place": in_place}
         return _torch_call(input, target, weight, ignore_index, reduction, label_smoothing, ours)
-    if not torch.is_grad_enabled():
-        input = input.detach()  # the loss alone
     loss, z, hit, prediction = LigerCrossEntropyFunction.apply(
         input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss,
         return_token_accuracy, return_predicted_tokens, in_place)
@@ -244,7 +239,7 @@ class LigerCrossEntropyLoss(torch.nn.Module):
 
 
 def check_loss_options(op, label_smoothing, reduction, softcap):
-    """The constructor assertions of the cross-entropy modules."""
+    """The assertions of the cross-entropy modules and functions on their options."""
     assert 0 <= label_smoothing <= 1, f"{op}: label_smoothing is {label_smoothing}, expected a number in [0, 1]"
     assert reduction in REDUCTIONS, f"{op}: reduction is {reduction!r}, expected one of {REDUCTIONS}"
     assert softcap is None or softcap > 0, f"{op}: softcap is {softcap}, expected a positive number or None"

@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_two_pass(ForwardArgs a) {
     sums.weighted = share.weighted;
 
     // 3. The row's results.
-    const Row result(a, *a.stats, row, y, sums);
+    const Row<> result(a, *a.stats, row, y, sums);
     if (threadIdx.x == 0) {
       a.loss[row] = result.loss();
       if (a.z_loss) a.z_loss[row] = result.z_loss();
@@ -282,8 +282,10 @@ __global__ void __launch_bounds__(kStatsThreads) label_stats_kernel(StatsArgs a)
   count = block_count(count, counts[0]);
   below = block_count(below, counts[1]);
   above = block_count(above, counts[2]);
-  chosen = block_sum(chosen, sums[0]);
-  all = block_sum(all, sums[1]);
+  if (a.class_weight) {
+    chosen = block_sum(chosen, sums[0]);
+    all = block_sum(all, sums[1]);
+  }
   if (threadIdx.x != 0) return;
   LabelStats s{};
   s.count = count, s.below = below, s.above = above;

@@ -7,8 +7,9 @@
 // * The target's column is left out of the sums and its x sent beside them, by the thread that holds it: nobody reads it from
 //   memory, where its own gradient may already stand.
 // * The part in shared memory comes by bulk copy, asked for one row ahead.
-// * Rows of any alignment: a row is covered by the aligned vectors that touch it; its first and last one, when it
-//   shares them with its neighbours, are read and written element by element.
+// * Rows of any alignment: a row is covered by the aligned vectors that touch it. Its first and last one may be shared with
+//   its neighbours: they are read whole, their foreign elements (which a neighbour may just be writing) masked out, and written
+//   element by element.
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -39,6 +40,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0, begin = rank * slice;
   const int64_t groups = gridDim.x / kCluster;
   const bool smooth = a.label_smoothing > 0;
+  const LabelStats stats = *a.stats;
   const auto valid = [&](int64_t y) { return y != a.ignore_index && y >= 0 && y < a.vocab; };
   const auto logits_of = [&](int64_t row) { return static_cast<const T*>(a.logits) + row * a.logits_stride; };
 
@@ -69,9 +71,13 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   };
   if (kShared && threadIdx.x == 0) prefetch();
 
+  // Targets are read a row ahead: nothing of a row can be loaded before its target is known.
+  const auto target_of = [&](int64_t row) { return row < a.rows ? a.target[row * a.target_stride] : a.ignore_index; };
+  int64_t next = target_of(blockIdx.x / kCluster);
   int turn = 0;  // rows exchanged
   for (int64_t row = blockIdx.x / kCluster; row < a.rows; row += groups) {
-    const int64_t y = a.target[row * a.target_stride];
+    const int64_t y = next;
+    next = target_of(row + groups);
     const Window<T, kAligned> window(logits_of(row), a.vocab);
     T* grad = a.grad ? static_cast<T*>(a.grad) + row * a.grad_stride : nullptr;
     const int count = max(0, min(slice, window.vectors - begin));
@@ -95,7 +101,14 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int v = threadIdx.x + i * kThreads;
-      held[i] = v < count ? window.load(begin + v) : lowest<T>();
+      held[i] = v < count ? window.load_whole(begin + v) : lowest<T>();
+    }
+    if constexpr (!kAligned) {  // when all loads are on their way
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const int v = threadIdx.x + i * kThreads;
+        if (v < count) window.mask(begin + v, held[i]);
+      }
     }
     const int64_t relative = window.before + y - int64_t{begin} * kSize;  // the target in this slice
     const int target_vector = relative >= 0 && relative < int64_t{count} * kSize ? static_cast<int>(relative / kSize) : -1;
@@ -206,7 +219,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
     }
 
     // 7. Results and gradient. A thread writes what it read, so grad may be the logits; the target's comes last.
-    const Row result(a, *a.stats, row, y, sums);
+    const Row<sizeof(T) == 2> result(a, stats, row, y, sums);
     if (own) {
       a.loss[row] = result.loss();
       if (a.z_loss) a.z_loss[row] = result.z_loss();

@@ -15,8 +15,26 @@ struct RowSums {
   float target;               // x of the target
 };
 
+// kFast: e^x and quotients to about 2^-20 in a few instructions, for 16-bit logits. The whole row waits for them.
+template <bool kFast>
+LIGER_ROW_FUNCTION float row_exp(float x) {
+#ifdef __CUDACC__
+  if constexpr (kFast) return __expf(x);
+#endif
+  return expf(x);
+}
 // exp(from - to), 1 for equal infinities.
-LIGER_ROW_FUNCTION float ratio(float from, float to) { return from == to ? 1.f : expf(from - to); }
+template <bool kFast = false>
+LIGER_ROW_FUNCTION float ratio(float from, float to) {
+  return from == to ? 1.f : row_exp<kFast>(from - to);
+}
+template <bool kFast>
+LIGER_ROW_FUNCTION float row_quotient(float x, float y) {
+#ifdef __CUDACC__
+  if constexpr (kFast) return __fdividef(x, y);
+#endif
+  return x / y;
+}
 
 // dx of a column other than the target is exp(x - top) * scale - w * shift.
 struct RowGradient {
@@ -27,12 +45,13 @@ struct RowGradient {
 
 // Sums relative to the largest x of all and the factors of the row. The three results are apart, so that the threads that
 // need only the coefficients do not pay for logarithms.
+template <bool kFast = false>
 struct Row {
   LIGER_ROW_FUNCTION Row(const ForwardArgs& a, const LabelStats& stats, int64_t row, int64_t target, const RowSums& sums)
       : a(a), stats(stats), sums(sums) {
     top = fmaxf(sums.largest, sums.target);
-    others = sums.others * ratio(sums.largest, top);
-    e = expf(sums.target - top);  // exactly 1 when the target is the largest; NaN for infinities and for all -inf
+    others = sums.others * ratio<kFast>(sums.largest, top);
+    e = row_exp<kFast>(sums.target - top);  // exactly 1 when the target is the largest; NaN for infinities and for all -inf
     all = others + e;
     w = a.class_weight ? a.class_weight[target] : 1.f;
     const float factor = (a.row_scale ? a.row_scale[row] : 1.f) * (a.token_scaling ? e / all : 1.f);
@@ -56,13 +75,13 @@ struct Row {
 
   LIGER_ROW_FUNCTION RowGradient gradient() const {
     return {.top = top == -INFINITY ? 0.f : top,
-            .scale = (scale_loss * ((1 - a.label_smoothing) * w + eps() * stats.weight_sum) + dz()) / all,
+            .scale = row_quotient<kFast>(scale_loss * ((1 - a.label_smoothing) * w + eps() * stats.weight_sum) + dz(), all),
             .shift = scale_loss * eps()};
   }
 
   // dx of the target: p_y - 1 is minus the others' share, without cancellation.
   LIGER_ROW_FUNCTION float own() const {
-    const float p = e / all, rest = others / all;
+    const float p = row_quotient<kFast>(e, all), rest = row_quotient<kFast>(others, all);
     return scale_loss * (eps() * (p * stats.weight_sum - w) - (1 - a.label_smoothing) * w * rest) + dz() * p;
   }
 

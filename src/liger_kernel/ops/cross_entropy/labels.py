@@ -6,6 +6,7 @@ The counts are made on the device, where the kernels read them. The host needs t
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.core.tensors import has_values
 
 
 @torch.library.register_fake("liger_kernel::cross_entropy_label_stats")
@@ -24,7 +25,7 @@ class LabelStats:
         self.device = device
         self._target, self._vocab, self._ignore_index = target, vocab, ignore_index
         self._host = self._event = None
-        if torch.compiler.is_compiling() or (device.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if torch.compiler.is_compiling() or not has_values(device) or (device.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         if device.is_cuda:
             self._host = torch.empty(6, dtype=torch.int32, pin_memory=True)
@@ -35,7 +36,7 @@ class LabelStats:
 
     def wait(self):
         """(labels not ignored, labels below 0, labels not below the vocabulary size) as integers; waits for the device.
-        None while a graph is being compiled or captured, where the host cannot know."""
+        None while a graph is being compiled or captured, and for meta and fake tensors, where the host cannot know."""
         if self._host is None:
             return None
         if self._event is not None:
@@ -68,6 +69,13 @@ class LabelStats:
     def valid(self):
         """The number of labels that are not ignored, at least 1, as a 0-dim tensor on the device."""
         return self.device[2].clamp(min=1)
+
+
+def indices(op, target):
+    """`target` as int64. RuntimeError, as of torch's own loss, unless it holds integers."""
+    if target.dtype == torch.bool or target.is_floating_point() or target.is_complex():
+        raise RuntimeError(f"{op}: target has dtype {target.dtype}, expected class indices in int64")
+    return target.to(torch.int64)
 
 
 def ask(target, vocab, ignore_index=-100, class_weight=None):

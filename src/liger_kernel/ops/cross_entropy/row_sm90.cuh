@@ -123,22 +123,24 @@ struct Window {
   }
   __device__ __forceinline__ bool inside(int v, int k) const { return (v > 0 || k >= before) && (v < vectors - 1 || k < after); }
 
+  // With what lies beside the row in the same 16 bytes.
+  __device__ __forceinline__ Vec<T> load_whole(int v) const { return Vec<T>::load(first + int64_t{v} * kSize); }
   // -inf outside the row.
-  __device__ __forceinline__ Vec<T> load(int v) const {
-    const T* p = first + int64_t{v} * kSize;
-    if (!partial(v)) return Vec<T>::load(p);
-    uint32_t w[4] = {Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest};
+  __device__ __forceinline__ void mask(int v, Vec<T>& x) const {
+    if (!partial(v)) return;
+    uint32_t w[4] = {x.raw.x, x.raw.y, x.raw.z, x.raw.w};
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      if (!inside(v, k)) continue;
-      if constexpr (sizeof(T) == 4) {
-        w[k] = __float_as_uint(p[k]);
-      } else {
-        const uint32_t bits = p[k].bits;
-        w[k / 2] = k % 2 ? (w[k / 2] & 0xffffu) | bits << 16 : (w[k / 2] & 0xffff0000u) | bits;
-      }
+      constexpr int kValues = Word<T>::kValues;
+      const uint32_t bits = kValues == 1 ? ~0u : k % 2 ? 0xffff0000u : 0xffffu;
+      if (!inside(v, k)) w[k / kValues] = (w[k / kValues] & ~bits) | (Word<T>::kLowest & bits);
     }
-    return {make_uint4(w[0], w[1], w[2], w[3])};
+    x.raw = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+  __device__ __forceinline__ Vec<T> load(int v) const {
+    Vec<T> x = load_whole(v);
+    mask(v, x);
+    return x;
   }
   __device__ __forceinline__ void store(T* grad_row, int v, const float (&values)[kSize]) const {
     T* p = grad_row - before + int64_t{v} * kSize;

@@ -82,8 +82,9 @@ def test_second_backward(reduction, dtype, device):
     torch.testing.assert_close(a.grad, 4 * first, rtol=3 * UNIT_ROUNDOFF[dtype], atol=0)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward(upstream)
-    (grad,) = torch.autograd.grad(liger_cross_entropy(a, target), a, create_graph=True)  # no second derivative
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    (grad,) = torch.autograd.grad(liger_cross_entropy(a, target), a, create_graph=True)
+    assert grad.requires_grad
+    with pytest.raises(RuntimeError, match="cross_entropy: its gradient has no derivative"):
         grad.sum().backward()
 
 
@@ -133,6 +134,23 @@ def test_values_after_forward(device):
 
 
 @pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_cap_with_and_without_a_gradient(softcap, device):
+    """C11: the capped loss is one number in training, in evaluation and compiled, and the logits count for no more than the cap."""
+    x, target = make(6, 40, device)
+    want = torch.nn.functional.cross_entropy(softcap * torch.tanh(x / softcap), target)
+    loss = LigerCrossEntropyLoss(softcap=softcap)
+    compiled = torch.compile(loss, fullgraph=True)
+    for function in (loss, compiled):
+        with torch.no_grad():
+            torch.testing.assert_close(function(x, target), want)
+        torch.testing.assert_close(function(x.clone().requires_grad_(), target).detach(), want)
+    far = torch.full_like(x, -1e4).scatter(1, target.clamp(min=0)[:, None], 1e4)  # one class at the cap, the others at its negative
+    p = 1 / (1 + 39 * torch.exp(torch.tensor(-2 * softcap)))
+    torch.testing.assert_close(loss(far, target).cpu(), -p.log())
+
+
+@pytest.mark.parametrize("device", devices())
 def test_zero_rows(device):
     """C56 for the loss: 0 and an empty gradient."""
     x = torch.zeros(0, 11, device=device, requires_grad=True)
@@ -160,9 +178,16 @@ def test_errors(device):
         liger_cross_entropy(x, target, torch.ones(7, device=device))
     with pytest.raises(AssertionError, match="floating"):
         liger_cross_entropy(x, target, torch.ones(8, device=device, dtype=torch.int64))
-    for options in ({"label_smoothing": 1.5}, {"label_smoothing": -0.1}, {"reduction": "average"}, {"softcap": 0.0}, {"softcap": -1.0}):
-        with pytest.raises(AssertionError, match=next(iter(options))):
-            LigerCrossEntropyLoss(**options)
+    for options in ({"label_smoothing": 1.5}, {"label_smoothing": -0.1}, {"label_smoothing": float("nan")}, {"reduction": "average"},
+                    {"softcap": 0.0}, {"softcap": -1.0}):
+        for call in (LigerCrossEntropyLoss, lambda **options: liger_cross_entropy(x, target, **options)):
+            with pytest.raises(AssertionError, match=next(iter(options))):
+                call(**options)
+    for bad in (target.float() + 0.5, target > 0, target.to(torch.complex64)):  # torch's own exception for them
+        for call in (liger_cross_entropy, LigerCrossEntropyFunction.apply, LigerCrossEntropyLoss()):
+            with pytest.raises(RuntimeError, match=r"target.* dtype|dtype.*[Tt]arget"):
+                call(x, bad, *([None] if call == LigerCrossEntropyFunction.apply else []))
+    assert torch.equal(liger_cross_entropy(x, target.int()), liger_cross_entropy(x, target))
     with pytest.raises(CORE_ERROR, match="target has 3 elements"):
         liger_cross_entropy(x, target[:3])
     with pytest.raises(CORE_ERROR, match="fp32, bf16 and fp16"):

@@ -4,6 +4,7 @@ The arithmetic per row is that of :mod:`liger_kernel.ops.cross_entropy`."""
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.core.autograd import descendant, first_derivative_only
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import CrossEntropyOutput, check_class_weight, check_flags, check_loss_options, labels
 
@@ -12,6 +13,7 @@ EXPORTS = ["LigerFusedLinearCrossEntropyFunction", "fused_linear_cross_entropy_f
 _OP = "fused_linear_cross_entropy"
 # Names of the reference package's implementations of the loss inside a chunk; all mean the one there is for the tensors' device.
 _IMPLEMENTATIONS = {None, "cuda", "cpu", "triton", "cutile", "cutedsl", "nvidia-triton", "nvidia-cutile", "nvidia-cutedsl"}
+_SUMS = (None, torch.float32, torch.bfloat16, torch.float16)
 _MODES = {None, "default", "standard", "static_persistent", "multi_wave_cached", "chunked"}
 
 
@@ -33,12 +35,14 @@ def _compute_dtype(x, weight, dtype):
     """The dtype of the products: autocast's where it is on, else what the operands promote to."""
     if dtype is not None:
         return dtype
-    if torch.is_autocast_enabled(x.device.type):
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return torch.promote_types(x.dtype, weight.dtype)
 
 
-def _check_hints(device, ce_impl, ce_mode, chunk_mem_const):
+def _check_hints(device, accum_dtype, ce_impl, ce_mode, chunk_mem_const):
+    if accum_dtype not in _SUMS:
+        raise ValueError(f"{_OP}: accum_dtype is {accum_dtype!r}, expected None, torch.float32, torch.bfloat16 or torch.float16")
     if isinstance(chunk_mem_const, bool) or not isinstance(chunk_mem_const, int) or chunk_mem_const < 1:
         raise ValueError(f"{_OP}: chunk_mem_const is {chunk_mem_const!r}, expected an integer of at least 1")
     if ce_impl not in _IMPLEMENTATIONS:
@@ -74,7 +78,7 @@ def fused_linear_cross_entropy_forward(
     check_flags(_OP, return_z_loss=return_z_loss, use_token_scaling=use_token_scaling, return_token_accuracy=return_token_accuracy,
                 return_predicted_tokens=return_predicted_tokens)
     check_loss_options(_OP, label_smoothing, reduction, softcap)
-    _check_hints(_input.device, ce_impl, ce_mode, chunk_mem_const)
+    _check_hints(_input.device, accum_dtype, ce_impl, ce_mode, chunk_mem_const)
     assert _input.shape[-1] == weight.shape[-1], (
         f"{_OP}: the input has {_input.shape[-1]} columns, the weight {weight.shape[-1]}; they must be equal")
     ce_weight = check_class_weight(_OP, ce_weight, weight.shape[0])
@@ -90,7 +94,7 @@ def fused_linear_cross_entropy_forward(
     else:
         x, w = as_rows(x).to(dtype), unit_stride(w).to(dtype)
     b = None if bias is None else bias.detach().to(dtype).contiguous()
-    target = target.reshape(-1).to(torch.int64)
+    target = labels.indices(_OP, target.reshape(-1))
     if stats is None:
         asked = labels.ask(target, w.shape[0], ignore_index, ce_weight)
         stats, count = asked.device, asked.count()
@@ -158,7 +162,8 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
         if not torch.is_grad_enabled():  # forward cannot see this; without it gradients would be made for nobody
             _input, weight = _input.detach(), weight.detach()
             options = tuple(t.detach() if isinstance(t, torch.Tensor) else t for t in options)
-        return super().apply(gather_dtensor(_input), gather_dtensor(weight), target, *options)
+        # out here, a DTensor gets a DTensor gradient
+        return super().apply(*(gather_dtensor(t) for t in (_input, weight, target, *options[:2])), *options[2:])
 
     @staticmethod
     def forward(ctx, _input, weight, target, bias=None, ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0,
@@ -174,7 +179,7 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if stats is None:
             class_weight = check_class_weight(_OP, ce_weight, weight.shape[0])
-            asked = labels.ask(target.reshape(-1).to(torch.int64), weight.shape[0], ignore_index, class_weight)
+            asked = labels.ask(labels.indices(_OP, target.reshape(-1)), weight.shape[0], ignore_index, class_weight)
             stats, count = asked.device, asked.count()
         loss, z, hit, prediction, *grads = fused_linear_cross_entropy_forward(
             _input, weight, target, ce_weight, bias, return_z_loss=return_z_loss, return_token_accuracy=return_token_accuracy,
@@ -185,13 +190,15 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
             ctx.count = count
             ctx.save_for_backward(_input, weight, target, bias, ce_weight, stats)
         else:
-            ctx.save_for_backward(*grads)
+            trained = () if torch.compiler.is_compiling() else [t for t in (_input, weight, bias) if t is not None and t.requires_grad]
+            ctx.save_for_backward(*grads, *map(descendant, trained))
         extra = [t for t in (z, hit, prediction) if t is not None]
         if extra:  # torch 2.11's compiler refuses a call without arguments
             ctx.mark_non_differentiable(*extra)
         return loss, z, hit, prediction
 
     @staticmethod
+    @first_derivative_only(_OP)
     def backward(ctx, grad_output, *_):
         wanted = ctx.needs_input_grad
         if ctx.options["reduction"] == "none":
@@ -201,7 +208,7 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
                 weight_requires_grad=wanted[1], bias_requires_grad=bias is not None and wanted[3], stats=stats, count=ctx.count,
                 **ctx.options)[4:]
         else:
-            grads = fused_linear_cross_entropy_backward(grad_output, *ctx.saved_tensors)
+            grads = fused_linear_cross_entropy_backward(grad_output, *ctx.saved_tensors[:3])
         dx, dw, db = (None if g is None else g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
         return (dx, dw, None, db) + (None,) * (len(wanted) - 4)
 
@@ -239,7 +246,7 @@ def liger_fused_linear_cross_entropy(
     Args:
         input: (BT, H), fp32, bf16 or fp16, any strides.
         weight: (V, H). Under autocast both are used in its dtype, otherwise in the wider of the two.
-        target: (BT,) class indices, int64; rows of `ignore_index` count for nothing, and are not worked on.
+        target: (BT,) class indices, int64 (narrower integers are widened); rows of `ignore_index` count for nothing, and are not worked on.
         bias: (V,) or None.
         ce_weight: (V,) class weights or None.
         lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens: as of
@@ -255,8 +262,10 @@ def liger_fused_linear_cross_entropy(
 
     Raises:
         AssertionError: a target out of range (not under torch.compile or graph capture, where its loss is NaN); shapes or dtypes
-            that do not fit; a flag that is not bool; an unknown reduction.
-        ValueError: chunk_mem_const is not an integer of at least 1.
+            that do not fit; a flag that is not bool; an unknown reduction; label_smoothing outside [0, 1]; a softcap that is not
+            positive.
+        ValueError: chunk_mem_const is not an integer of at least 1; another accum_dtype.
+        RuntimeError: targets that are not integers.
     """
     loss, z, hit, prediction = fused_linear_cross_entropy(
         input, weight, target, bias, ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss,

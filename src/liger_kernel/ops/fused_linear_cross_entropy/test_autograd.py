@@ -229,8 +229,17 @@ def test_errors(device):
     with pytest.raises(CORE_ERROR, match="targets|target has 7"):
         f(x, weight, target[:7])
     for options in ({"label_smoothing": 1.5}, {"reduction": "batchmean"}, {"softcap": 0.0}):
-        with pytest.raises(AssertionError, match=next(iter(options))):
-            LigerFusedLinearCrossEntropyLoss(**options)
+        for call in (LigerFusedLinearCrossEntropyLoss, lambda **options: f(x, weight, target, **options)):
+            with pytest.raises(AssertionError, match=next(iter(options))):
+                call(**options)
+    for sum_in in (torch.float64, torch.int32, "float32", 1, True):
+        with pytest.raises(ValueError, match="accum_dtype"):
+            f(x, weight, target, accum_dtype=sum_in)
+    for bad in (target.float() + 0.5, target > 0):
+        for call in (f, apply, lambda *a: LigerFusedLinearCrossEntropyLoss()(a[1], a[0], a[2]), fused_linear_cross_entropy_forward):
+            with pytest.raises(RuntimeError, match=f"target has dtype {bad.dtype}, expected class indices"):
+                call(x, weight, bad)
+    assert torch.equal(f(x, weight, target.int()), f(x, weight, target))
 
 
 @pytest.mark.parametrize("device", devices())
@@ -273,6 +282,22 @@ def test_positions_and_helpers(device, monkeypatch):
     liger_fused_linear_cross_entropy(x, weight, target).backward()
     assert calls == ["fused_linear_cross_entropy_forward", "fused_linear_cross_entropy_backward"]
     assert list(inspect.signature(liger_fused_linear_cross_entropy).parameters)[:5] == ["input", "weight", "target", "bias", "ce_weight"]
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_cap_with_and_without_a_gradient(softcap, device):
+    """C11: the capped loss is one number in training, in evaluation and compiled."""
+    x, weight, target = make(20, 16, 40, torch.float32, device)
+    want = F.cross_entropy(softcap * torch.tanh(x @ weight.T / softcap), target)
+
+    def loss(x):
+        return liger_fused_linear_cross_entropy(x, weight, target, softcap=softcap)
+
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        with torch.no_grad():
+            torch.testing.assert_close(function(x), want)
+        torch.testing.assert_close(function(x.clone().requires_grad_()).detach(), want)
 
 
 @pytest.mark.parametrize("device", devices())

@@ -3,7 +3,8 @@
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.tensors import as_rows
+from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped
 from liger_kernel.ops.swiglu import gradients, local_gradient, operands, shard
 
 EXPORTS = ["LigerGELUMulFunction", "geglu_forward", "geglu_backward"]
@@ -16,7 +17,7 @@ def _(a, b, exact):
 
 @torch.library.register_fake("liger_kernel::geglu_backward")
 def _(dc, a, b, exact, want_da, want_db):
-    return tuple(a.new_empty((a.shape[0] if want else 0, a.shape[1])) for want in (want_da, want_db))
+    return tuple(dc.new_empty(dc.shape if want else (0,)) for want in (want_da, want_db))
 
 
 def _exact(approximate):
@@ -36,12 +37,13 @@ class LigerGELUMulFunction(torch.autograd.Function):
     def forward(ctx, a, b, approximate="tanh"):
         ctx.exact = _exact(approximate)
         a, b = operands("geglu", *shard(ctx, a, b))
-        rows_a, rows_b = as_rows(a), as_rows(b)
+        rows_a, rows_b = rows_or_whole(a), rows_or_whole(b)
         ctx.save_for_backward(rows_a, rows_b)
-        c = _ops.geglu_forward(rows_a, rows_b, ctx.exact).view(a.shape)
+        c = shaped(_ops.geglu_forward(rows_a, rows_b, ctx.exact), a.shape)
         return c if ctx.layout is None else ctx.layout.wrap(c)
 
     @staticmethod
+    @first_derivative_only("geglu")
     def backward(ctx, dc):
         a, b = ctx.saved_tensors
         shape, dc = local_gradient(ctx, dc, a.dtype)

@@ -1,59 +1,56 @@
 // The only file of this op that knows torch: schema, checks, allocation.
-#include <liger_kernel/core/torch/fresh.h>
 #include <liger_kernel/core/torch/torch.h>
 #include <liger_kernel/ops/geglu/geglu.h>
 
 namespace liger::geglu {
 namespace {
 
-void check_like(const char* what, const Tensor& t, const Tensor& a) {
-  check_rows("geglu", what, t);
+// t as rows; it has a's shape, dtype and device.
+Rows rows_like(const char* what, const Tensor& t, const Tensor& a, const Rows& shape) {
+  const Rows rows = rows_of("geglu", what, t);
   check_devices("geglu", a, t);
-  LIGER_CHECK(t.size(0) == a.size(0) && t.size(1) == a.size(1), "geglu: ", what, " is ", t.size(0), " x ", t.size(1), ", a is ", a.size(0),
-              " x ", a.size(1));
+  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, "geglu: ", what, " is ", rows.rows, " x ", rows.cols, ", a is ",
+              shape.rows, " x ", shape.cols);
   LIGER_CHECK(t.scalar_type() == a.scalar_type(), "geglu: ", what, " and a differ in dtype");
+  return rows;
 }
 
-// a, b [rows, cols] -> c like a
+// a, b as for rows_of -> c like a
 Tensor forward_torch(const Tensor& a, const Tensor& b, bool exact) {
-  check_rows("geglu", "a", a);
-  check_like("b", b, a);
+  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("b", b, a, rows_a);
   const TorchHost host(a);
-  Tensor c = fresh(a, {a.size(0), a.size(1)}, a.scalar_type());
+  Tensor c = output_like(a);
   forward({.a = const_data(a),
            .b = const_data(b),
            .c = data(c),
-           .rows = a.size(0),
-           .cols = a.size(1),
-           .a_stride = a.stride(0),
-           .b_stride = b.stride(0),
-           .c_stride = a.size(1),
+           .rows = rows_a.rows,
+           .cols = rows_a.cols,
+           .a_stride = rows_a.stride,
+           .b_stride = rows_b.stride,
+           .c_stride = rows_a.cols,
            .dtype = dtype_of("geglu", a),
            .exact = exact},
           host);
   return c;
 }
 
-// -> da, db like a, with no rows when not wanted
+// -> da, db like dc, of no elements when not wanted
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, bool exact, bool want_da, bool want_db) {
-  check_rows("geglu", "a", a);
-  check_like("b", b, a);
-  check_like("dc", dc, a);
+  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("b", b, a, rows_a), rows_dc = rows_like("dc", dc, a, rows_a);
   const TorchHost host(a);
-  Tensor da = fresh(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
-  Tensor db = fresh(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor da = output_like(dc, want_da), db = output_like(dc, want_db);
   backward({.dc = const_data(dc),
             .a = const_data(a),
             .b = const_data(b),
             .da = want_da ? data(da) : nullptr,
             .db = want_db ? data(db) : nullptr,
-            .rows = a.size(0),
-            .cols = a.size(1),
-            .dc_stride = dc.stride(0),
-            .a_stride = a.stride(0),
-            .b_stride = b.stride(0),
-            .da_stride = a.size(1),
-            .db_stride = a.size(1),
+            .rows = rows_a.rows,
+            .cols = rows_a.cols,
+            .dc_stride = rows_dc.stride,
+            .a_stride = rows_a.stride,
+            .b_stride = rows_b.stride,
+            .da_stride = rows_a.cols,
+            .db_stride = rows_a.cols,
             .dtype = dtype_of("geglu", a),
             .exact = exact},
            host);

@@ -1,9 +1,12 @@
 """RMSNorm: y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset), over the last dimension (Zhang & Sennrich, 2019)."""
 
+import math
+
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
+from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.tensors import as_rows, gather_dtensor, rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerRMSNormFunction", "rms_norm_forward", "rms_norm_backward"]
 
@@ -13,13 +16,12 @@ ROUNDING = {"llama": 0, "gemma": 1, "none": -1, 0: 0, 1: 1, -1: -1}
 
 @torch.library.register_fake("liger_kernel::rms_norm_forward")
 def _(x, weight, eps, weight_offset, rounding):
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((x.shape[0],), dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((math.prod(x.shape[:-1]),), dtype=torch.float32)
 
 
 @torch.library.register_fake("liger_kernel::rms_norm_backward")
 def _(dy, x, weight, rstd, weight_offset, rounding, want_dx, want_dw):
-    dx = x.new_empty((x.shape[0] if want_dx else 0, x.shape[1]))
-    return dx, x.new_empty((x.shape[1] if want_dw else 0,), dtype=torch.float32)
+    return dy.new_empty(dy.shape if want_dx else (0,)), (x if weight is None else weight).new_empty((x.shape[-1] if want_dw else 0,))
 
 
 def _rounding(casting_mode):
@@ -39,27 +41,29 @@ class LigerRMSNormFunction(torch.autograd.Function):
     `in_place` and `row_mode` are accepted for compatibility: gradients always go to memory of their own.
     """
 
+    @classmethod
+    def apply(cls, X, W, *options):
+        return super().apply(gather_dtensor(X), gather_dtensor(W), *options)  # out here, a DTensor gets a DTensor gradient
+
     @staticmethod
     def forward(ctx, X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
-        X = gather_dtensor(X)
-        W = gather_dtensor(W)
         rounding = _rounding(casting_mode)
         _check(X, W)
-        x = as_rows(X)
+        x = rows_or_whole(X)
         weight = W if W is None else unit_stride(W)
         y, rstd = _ops.rms_norm_forward(x, weight, eps, offset, rounding)
         ctx.save_for_backward(x, weight, rstd)
         ctx.options = (float(offset), rounding)
-        return y.view(X.shape)
+        return shaped(y, X.shape)
 
     @staticmethod
+    @first_derivative_only("rms_norm")
     def backward(ctx, dY):
         x, weight, rstd = ctx.saved_tensors
         want_dx, want_dw = ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[1]
-        dY = gather_dtensor(dY)
-        dx, dw = _ops.rms_norm_backward(as_rows(dY), x, weight, rstd, *ctx.options, want_dx, want_dw)
-        dX = dx.view(dY.shape) if want_dx else None
-        return dX, dw.to(weight.dtype) if want_dw else None, None, None, None, None, None
+        dx, dw = _ops.rms_norm_backward(rows_or_whole(dY), x, weight, rstd, *ctx.options, want_dx, want_dw)
+        dX = shaped(dx, dY.shape) if want_dx else None
+        return dX, dw if want_dw else None, None, None, None, None, None
 
 
 def rms_norm(x, weight, eps=1e-6, *, weight_offset=0.0, casting_mode="llama"):
@@ -67,14 +71,16 @@ def rms_norm(x, weight, eps=1e-6, *, weight_offset=0.0, casting_mode="llama"):
 
     Args:
         x: [..., H], fp32, bf16 or fp16, any strides.
-        weight: [H], any of those dtypes, or None for no weight (the offset is then unused).
+        weight: [H], any of those dtypes, or None for no weight (the offset is then unused). Of a DTensor, as of x, the full value
+            is taken.
         eps: added to the mean square.
-        weight_offset: added to the weight in fp32; 1.0 for weights stored around zero (Gemma).
-        casting_mode: "llama" rounds x * rstd to x's dtype, then multiplies; "gemma" multiplies in fp32 and rounds last (also
-            OLMo-2, GPT-OSS); "none" rounds every step.
+        weight_offset: added to the weight in fp32;
+1.0 for weights stored around zero(Gemma).casting_mode :
+    "llama" rounds x* rstd to x's dtype, then multiplies; "gemma" multiplies in fp32 and rounds last (also OLMo - 2, GPT - OSS);
+"none" rounds every step.
 
     Returns:
-        [..., H] in x's dtype. Statistics and products are fp32.
+        [..., H] in x's dtype, a plain tensor. Statistics and products are fp32.
 
     Raises:
         AssertionError: weight's length is not H, or the casting mode is unknown.
@@ -125,4 +131,4 @@ def rms_norm_forward(X, W, eps, offset, casting_mode, row_mode=None):
 def rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, BLOCK_SIZE=0, num_warps=0, in_place=False, row_mode=None):
     """(dX, dW) from what :func:`rms_norm_forward` returned; dW is None without a weight."""
     dx, dw = _ops.rms_norm_backward(as_rows(dY), as_rows(X), W, RSTD, offset, _rounding(casting_mode), True, W is not None)
-    return dx.view(dY.shape), None if W is None else dw.to(W.dtype)
+    return dx.view(dY.shape), None if W is None else dw

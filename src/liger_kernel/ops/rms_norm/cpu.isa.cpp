@@ -121,13 +121,19 @@ void LIGER_STAMP(backward)(const BackwardArgs& a, const Host& host) {
   const int64_t wanted = (a.rows + grain - 1) / grain;
   const int64_t parts = wanted < 1 ? 1 : wanted < host.threads() ? wanted : host.threads();
   const int64_t rows_per_part = (a.rows + parts - 1) / parts;
-  // Part 0 sums into dw itself, the others into scratch.
-  const Scratch scratch = a.dw && parts > 1 ? host.scratch((parts - 1) * a.cols * sizeof(float)) : Scratch{};
+  // Part 0 sums into dw itself where that is fp32, all others into scratch.
+  const bool direct = a.dw_dtype == DType::kF32;
+  const int64_t scratch_rows = parts - (direct ? 1 : 0);
+  const Scratch scratch = a.dw && scratch_rows > 0 ? host.scratch(scratch_rows * a.cols * sizeof(float)) : Scratch{};
+  const auto sums_of = [&](int64_t part) {
+    if (direct && part == 0) return static_cast<float*>(a.dw);
+    return scratch.as<float>() + (part - (direct ? 1 : 0)) * a.cols;
+  };
   visit(a.dtype, [&]<class T>(Type<T>) {
     visit(a.weight_dtype, [&]<class W>(Type<W>) {
       host.parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
         for (int64_t part = begin; part < end; part++) {
-          float* dw = !a.dw ? nullptr : part == 0 ? a.dw : scratch.as<float>() + (part - 1) * a.cols;
+          float* dw = a.dw ? sums_of(part) : nullptr;
           if (dw) std::memset(dw, 0, a.cols * sizeof(float));
           const int64_t first = part * rows_per_part, last = first + rows_per_part;
           backward_rows<T, W>(a, dw, first, last < a.rows ? last : a.rows);
@@ -135,10 +141,16 @@ void LIGER_STAMP(backward)(const BackwardArgs& a, const Host& host) {
       });
     });
   });
-  for (int64_t part = 1; a.dw && part < parts; part++) {
-    const float* other = scratch.as<float>() + (part - 1) * a.cols;
-    for (int64_t j = 0; j < a.cols; j++) a.dw[j] += other[j];
+  if (!a.dw) return;
+  float* total = sums_of(0);
+  for (int64_t part = 1; part < parts; part++) {
+    const float* other = sums_of(part);
+    for (int64_t j = 0; j < a.cols; j++) total[j] += other[j];
   }
+  if (direct) return;
+  visit(a.dw_dtype, [&]<class W>(Type<W>) {
+    for (int64_t j = 0; j < a.cols; j++) store(load(total + j, 1), static_cast<W*>(a.dw) + j, 1);
+  });
 }
 
 }  // namespace liger::rms_norm

@@ -54,3 +54,15 @@ class LigerRMSNormForQwen3Next(LigerRMSNorm):
 
     def __init__(self, hidden_size, eps=1e-6, offset=1.0, casting_mode="gemma", init_fn="zeros", in_place=False, row_mode=None):
         super().__init__(hidden_size, eps, offset, casting_mode, init_fn, in_place, row_mode)
+
+
+class LigerRMSNormForMuseGlimmer(LigerRMSNorm):
+    """y = x rstd w in fp32, rounded once; without a weight, and then without `dim`, when `with_scale` is False."""
+
+    def __init__(self, dim=None, eps=1e-6, offset=0.0, casting_mode="gemma", init_fn="ones", in_place=False, with_scale=True):
+        super().__init__(dim, eps, offset, casting_mode, init_fn, in_place, elementwise_affine=with_scale)
+        self.with_scale = with_scale
+
+
+class LigerRMSNormForMuseGlimmerTextCentered(LigerRMSNormForGemma2):
+    """As Gemma-2."""

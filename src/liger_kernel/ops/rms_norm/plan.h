@@ -1,65 +1,21 @@
-// How the CUDA kernels cover a row: `threads` threads hold `vectors` 16-byte vectors of it each.
+// When the kernels for whole vectors take a call; how they cover it is core/rms.h's.
 #pragma once
 #include <liger_kernel/ops/rms_norm/rms_norm.h>
 
 namespace liger::rms_norm {
 
-constexpr int kMaxVectors = 4;
-constexpr int kMaxThreads = 1024;
+inline RowPlan choose(const ForwardArgs& a) { return plan_rows_forward(a.cols, a.dtype); }
+inline RowPlan choose(const BackwardArgs& a, const Machine& m) { return plan_rows_backward(a.rows, a.cols, a.dtype, 2, m); }
 
-struct Plan {
-  int threads;
-  int vectors;  // per thread, a template argument of the kernel: 1, 2 or 4
-  int blocks;   // 0: one per row
-};
-
-inline std::string describe(const Plan& p) {
-  return std::to_string(p.threads) + " threads x " + std::to_string(p.vectors) + " vectors of 16 bytes, " +
-         (p.blocks ? std::to_string(p.blocks) + " blocks" : std::string("one block a row"));
-}
-
-inline const char* reject_shape(int64_t cols, DType dtype, std::initializer_list<int64_t> strides,
-                                std::initializer_list<const void*> pointers) {
-  const int64_t bytes = cols * size_of(dtype);
-  if (bytes % 16 != 0) return "a row is not a multiple of 16 bytes";
-  if (bytes > int64_t{kMaxThreads} * kMaxVectors * 16) return "a row does not fit in one block's registers";
-  for (int64_t stride : strides) {
-    if (stride * size_of(dtype) % 16 != 0) return "rows are not 16-byte aligned";
-  }
-  for (const void* p : pointers) {
-    if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return "a pointer is not 16-byte aligned";
-  }
-  return nullptr;
-}
-inline const char* reject_weight(DType dtype, DType weight_dtype) {
-  return weight_dtype == dtype || weight_dtype == DType::kF32 ? nullptr : "weight is neither x's type nor fp32";
-}
 inline const char* reject_registers(const ForwardArgs& a, const Machine&) {
-  if (const char* reason = reject_weight(a.dtype, a.weight_dtype)) return reason;
-  return reject_shape(a.cols, a.dtype, {a.x_stride, a.y_stride}, {a.x, a.y, a.weight});
+  return reject_rows(a.cols, a.dtype, a.weight_dtype, {a.x_stride, a.y_stride}, {a.x, a.y, a.weight});
 }
-inline const char* reject_registers(const BackwardArgs& a, const Machine&) {
-  if (const char* reason = reject_weight(a.dtype, a.weight_dtype)) return reason;
-  return reject_shape(a.cols, a.dtype, {a.x_stride, a.dy_stride, a.dx_stride}, {a.x, a.dy, a.dx, a.weight});
-}
-
-// Two vectors a thread keep enough loads in flight; wider rows take more threads first, more vectors second.
-inline Plan cover(int64_t cols, DType dtype, int vectors_wanted) {
-  const int64_t per_row = (cols * size_of(dtype) + 15) / 16;
-  int threads = 32;
-  while (threads < kMaxThreads && threads * vectors_wanted < per_row) threads *= 2;
-  const int64_t needed = (per_row + threads - 1) / threads;
-  return {.threads = threads, .vectors = needed <= 1 ? 1 : needed <= 2 ? 2 : 4, .blocks = 0};
-}
-inline Plan choose(const ForwardArgs& a) { return cover(a.cols, a.dtype, 2); }
-
-// Persistent blocks hold their share of dw in registers; each writes one partial row of dw, which a second kernel sums.
-inline Plan choose(const BackwardArgs& a, const Machine& m) {
-  Plan p = cover(a.cols, a.dtype, 2);
-  const int per_multiprocessor = p.threads >= 1024 ? 1 : 1024 / p.threads;
-  const int64_t resident = int64_t{m.multiprocessors} * (per_multiprocessor > 8 ? 8 : per_multiprocessor);
-  p.blocks = static_cast<int>(a.rows < resident ? (a.rows > 0 ? a.rows : 1) : resident);
-  return p;
+inline const char* reject_pipelined(const BackwardArgs& a, const Machine& m) {
+  if (const char* reason =
+          reject_rows(a.cols, a.dtype, a.weight_dtype, {a.x_stride, a.dy_stride, a.dx_stride}, {a.x, a.dy, a.dx, a.weight})) {
+    return reason;
+  }
+  return choose(a, m).stages < 1 ? "a row of each input does not fit in shared memory" : nullptr;
 }
 
 }  // namespace liger::rms_norm

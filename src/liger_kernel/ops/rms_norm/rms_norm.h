@@ -8,15 +8,10 @@
 #pragma once
 #include <string>
 
+#include <liger_kernel/core/rms.h>
 #include <liger_kernel/core/variant.h>
 
 namespace liger::rms_norm {
-
-enum class Rounding : int8_t {
-  kEachStep = -1,     // rstd, weight + offset and every product rounded to x's type
-  kBeforeWeight = 0,  // x * rstd rounded, then the weight multiplied in fp32, one rounding at the store (Llama)
-  kLast = 1,          // everything fp32, one rounding at the store (Gemma, OLMo)
-};
 
 struct ForwardArgs {
   const void* x;       // [rows, cols]
@@ -37,10 +32,11 @@ struct BackwardArgs {
   const void* weight;  // [cols]; nullptr: no weight
   const float* rstd;   // [rows]
   void* dx;            // [rows, cols]; nullptr: not wanted
-  float* dw;           // [cols] fp32; nullptr: not wanted
+  void* dw;            // [cols] of dw_dtype, summed in fp32; nullptr: not wanted
   int64_t rows, cols;
   int64_t dy_stride, x_stride, dx_stride;
   DType dtype, weight_dtype;
+  DType dw_dtype = DType::kF32;
   float weight_offset = 0;
   Rounding rounding = Rounding::kBeforeWeight;
 };

@@ -10,31 +10,31 @@ Rounding rounding_of(int64_t mode) {
   return static_cast<Rounding>(mode);
 }
 
-void check_weight(const Tensor& x, const std::optional<Tensor>& weight) {
+void check_weight(const Tensor& x, int64_t cols, const std::optional<Tensor>& weight) {
   if (!weight) return;
   check_devices("rms_norm", x, *weight);
-  LIGER_CHECK(weight->dim() == 1 && weight->size(0) == x.size(1), "rms_norm: weight has ", weight->numel(), " elements, x has ", x.size(1),
+  LIGER_CHECK(weight->dim() == 1 && weight->size(0) == cols, "rms_norm: weight has ", weight->numel(), " elements, x has ", cols,
               " columns");
   LIGER_CHECK(weight->is_contiguous(), "rms_norm: weight is not contiguous");
 }
 
-// x [rows, cols], weight [cols] or none -> y like x, rstd [rows] fp32
+// x as for rows_of, weight [cols] or none -> y like x, rstd [rows] fp32
 std::tuple<Tensor, Tensor> forward_torch(const Tensor& x, const std::optional<Tensor>& weight, double eps, double weight_offset,
                                          int64_t rounding) {
-  check_rows("rms_norm", "x", x);
-  check_weight(x, weight);
+  const Rows shape = rows_of("rms_norm", "x", x);
+  check_weight(x, shape.cols, weight);
   const TorchHost host(x);
-  Tensor y = empty(x, {x.size(0), x.size(1)}, x.scalar_type());
-  Tensor rstd = empty(x, {x.size(0)}, ScalarType::Float);
+  Tensor y = output_like(x);
+  Tensor rstd = empty(x, {shape.rows}, ScalarType::Float);
   const DType dtype = dtype_of("rms_norm", x);
   forward({.x = const_data(x),
            .weight = weight ? const_data(*weight) : nullptr,
            .y = data(y),
            .rstd = data<float>(rstd),
-           .rows = x.size(0),
-           .cols = x.size(1),
-           .x_stride = x.stride(0),
-           .y_stride = y.stride(0),
+           .rows = shape.rows,
+           .cols = shape.cols,
+           .x_stride = shape.stride,
+           .y_stride = shape.cols,
            .dtype = dtype,
            .weight_dtype = weight ? dtype_of("rms_norm", *weight) : dtype,
            .eps = static_cast<float>(eps),
@@ -44,33 +44,33 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& x, const std::optional<Te
   return {y, rstd};
 }
 
-// -> dx like x (empty when not wanted), dw [cols] fp32 (empty when not wanted)
+// -> dx like dy (no elements when not wanted), dw [cols] of weight's type (empty when not wanted)
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
                                           double weight_offset, int64_t rounding, bool want_dx, bool want_dw) {
-  check_rows("rms_norm", "x", x);
-  check_rows("rms_norm", "dy", dy);
-  check_weight(x, weight);
+  const Rows shape = rows_of("rms_norm", "x", x), dy_shape = rows_of("rms_norm", "dy", dy);
+  check_weight(x, shape.cols, weight);
   check_devices("rms_norm", x, dy, rstd);
-  LIGER_CHECK(dy.size(0) == x.size(0) && dy.size(1) == x.size(1), "rms_norm: dy is ", dy.size(0), " x ", dy.size(1), ", x is ", x.size(0),
-              " x ", x.size(1));
+  LIGER_CHECK(dy_shape.rows == shape.rows && dy_shape.cols == shape.cols, "rms_norm: dy is ", dy_shape.rows, " x ", dy_shape.cols,
+              ", x is ", shape.rows, " x ", shape.cols);
   LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "rms_norm: dy and x differ in dtype");
   const TorchHost host(x);
-  Tensor dx = empty(x, {want_dx ? x.size(0) : 0, x.size(1)}, x.scalar_type());
-  Tensor dw = empty(x, {want_dw ? x.size(1) : 0}, ScalarType::Float);
+  Tensor dx = output_like(dy, want_dx);
+  Tensor dw = empty(x, {want_dw ? shape.cols : 0}, weight ? weight->scalar_type() : x.scalar_type());
   const DType dtype = dtype_of("rms_norm", x);
   backward({.dy = const_data(dy),
             .x = const_data(x),
             .weight = weight ? const_data(*weight) : nullptr,
             .rstd = const_data<float>(rstd),
             .dx = want_dx ? data(dx) : nullptr,
-            .dw = want_dw ? data<float>(dw) : nullptr,
-            .rows = x.size(0),
-            .cols = x.size(1),
-            .dy_stride = dy.stride(0),
-            .x_stride = x.stride(0),
-            .dx_stride = x.size(1),
+            .dw = want_dw ? data(dw) : nullptr,
+            .rows = shape.rows,
+            .cols = shape.cols,
+            .dy_stride = dy_shape.stride,
+            .x_stride = shape.stride,
+            .dx_stride = shape.cols,
             .dtype = dtype,
             .weight_dtype = weight ? dtype_of("rms_norm", *weight) : dtype,
+            .dw_dtype = weight ? dtype_of("rms_norm", *weight) : DType::kF32,
             .weight_offset = static_cast<float>(weight_offset),
             .rounding = rounding_of(rounding)},
            host);

@@ -5,14 +5,16 @@ The functions here are named by where a pair's channels lie in a head and in a t
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.tensors import unit_stride
+from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.sharded import Layout
+from liger_kernel.core.tensors import gather_dtensor, unit_stride
 
 EXPORTS = ["LigerRopeFunction", "rope_forward", "rope_backward"]
 
-HALVES, PAIRS, SHARED = 0, 1, 2  # rope.h: Order
+HALVES, PAIRS, SHARED, COMPLEX = 0, 1, 2, 3  # rope.h: Order
 # channels -> (order of the input's pairs, of the output's pairs)
 CHANNELS = {"halves": (HALVES, HALVES), "pairs": (PAIRS, PAIRS), "pairs_to_halves": (PAIRS, HALVES)}
-TABLES = {"halves": HALVES, "pairs": PAIRS, "shared": SHARED}
+TABLES = {"halves": HALVES, "pairs": PAIRS, "shared": SHARED, "complex": COMPLEX}
 
 
 @torch.library.register_fake("liger_kernel::rope")
@@ -37,9 +39,11 @@ def _heads_dim(unsqueeze_dim):
 
 
 def _table_rows(name, t, batch, tokens, heads_dim):
-    """`t` as (1 or batch, tokens, width); a view."""
+    """`t` as (1 or batch, tokens, width); a view where it has another shape."""
     shape = t.shape
-    if len(shape) == 4:
+    if len(shape) == 3:
+        pass
+    elif len(shape) == 4:
         t = t.squeeze(heads_dim) if shape[heads_dim] == 1 else t.squeeze(1)
     elif len(shape) == 2:
         t = t.unsqueeze(0)
@@ -59,17 +63,17 @@ def _arguments(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, channels
         raise ValueError(f"rope: channels is {channels!r}, expected one of {', '.join(CHANNELS)}")
     if table is not None and table not in TABLES:
         raise ValueError(f"rope: table is {table!r}, expected None or one of {', '.join(TABLES)}")
-    q_shape, k_shape, tokens_dim = q.shape, k.shape, 3 - heads_dim
+    q_shape, k_shape = q.shape, k.shape
     for name, shape in (("q", q_shape), ("k", k_shape)):
         if len(shape) != 4:
             raise ValueError(f"rope: {name} has the shape {tuple(shape)}, expected 4 dimensions")
-    batch, tokens, head_dim = q_shape[0], q_shape[tokens_dim], q_shape[3]
-    if (batch, tokens, head_dim) != (k_shape[0], k_shape[tokens_dim], k_shape[3]):
+    batch, tokens, head_dim = q_shape[0], q_shape[3 - heads_dim], q_shape[3]
+    if batch != k_shape[0] or tokens != k_shape[3 - heads_dim] or head_dim != k_shape[3]:
         raise ValueError(f"rope: q {tuple(q_shape)} and k {tuple(k_shape)} may differ in dimension {heads_dim} (heads) only")
-    cos, sin = (_table_rows(name, t, batch, tokens, heads_dim) for name, t in (("cos", cos), ("sin", sin)))
-    width = cos.shape[2]
-    if sin.shape[2] != width:
-        raise ValueError(f"rope: cos has {width} columns, sin has {sin.shape[2]}")
+    cos, sin = _table_rows("cos", cos, batch, tokens, heads_dim), _table_rows("sin", sin, batch, tokens, heads_dim)
+    width, sin_width = cos.shape[2], sin.shape[2]
+    if sin_width != width:
+        raise ValueError(f"rope: cos has {width} columns, sin has {sin_width}")
 
     r = min(width, head_dim) if rotary_dim is None else rotary_dim
     if r <= 0 or r % 2 or r > head_dim:
@@ -85,13 +89,17 @@ def _arguments(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, channels
     return unit_stride(cos), unit_stride(sin), (heads_dim, r, *CHANNELS[channels], TABLES[table])
 
 
-def _tokens_outer(t, heads_dim):
-    """Whether tokens lie outside heads in memory. It decides the layout of the result, and of the gradient."""
-    return t.stride(3 - heads_dim) >= t.stride(heads_dim)
+def _layout(t, heads_dim):
+    """(`t` with contiguous channels, whether tokens lie outside heads in memory): the latter decides the layout of the result and of
+    the gradient."""
+    strides = t.stride()
+    return t if strides[3] == 1 else unit_stride(t), strides[3 - heads_dim] >= strides[heads_dim]
 
 
-def _rotate(q, k, cos, sin, options, layouts):
-    return _ops.rope(unit_stride(q), unit_stride(k), cos, sin, *options, False, *layouts)
+def _rotate(q, k, cos, sin, options):
+    """(q', k', the layouts of both)"""
+    (q, q_outer), (k, k_outer) = _layout(q, options[0]), _layout(k, options[0])
+    return *_ops.rope(q, k, cos, sin, *options, False, q_outer, k_outer), (q_outer, k_outer)
 
 
 def _rotate_back(dq, dk, cos, sin, options, layouts):
@@ -99,27 +107,56 @@ def _rotate_back(dq, dk, cos, sin, options, layouts):
     return _ops.rope(unit_stride(dq), unit_stride(dk), cos, sin, heads_dim, rotary_dim, output, input, table, True, *layouts)
 
 
+def _on_shards(rotate, q, k, cos, sin, position_ids=None, unsqueeze_dim=1, *options):
+    """`rotate` of DTensors: every rank turns the heads that it holds, all tokens and channels of them, and the results lie likewise."""
+    heads_dim = _heads_dim(position_ids if isinstance(position_ids, int) else unsqueeze_dim)
+    layouts = [Layout.of(t, whole=(0, 3 - heads_dim, 3)) for t in (q, k)]
+    q, k = (t if layout is None else layout.local(t) for t, layout in zip((q, k), layouts, strict=True))
+    turned = rotate(q, k, gather_dtensor(cos), gather_dtensor(sin), None, heads_dim, *options)
+    return tuple(t if layout is None else layout.wrap(t) for t, layout in zip(turned, layouts, strict=True))
+
+
+def turn(ctx, q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, channels="halves", table=None):
+    """The forward of an autograd.Function that turns q and k; :func:`turn_back` is its backward."""
+    cos, sin, options = _arguments(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, channels, table)
+    ctx.save_for_backward(cos, sin)
+    ctx.options = options
+    q, k, ctx.layouts = _rotate(q, k, cos, sin, options)
+    return q, k
+
+
+def turn_back(ctx, dq, dk):
+    """The gradients of q and k, each None where it is not wanted."""
+    cos, sin = ctx.saved_tensors
+    want_q, want_k = ctx.needs_input_grad[:2]
+    if not want_q:  # a gradient that nobody wants is left out of the launch
+        dq = dq.narrow(ctx.options[0], 0, 0)
+    if not want_k:
+        dk = dk.narrow(ctx.options[0], 0, 0)
+    dq, dk = _rotate_back(dq, dk, cos, sin, ctx.options, ctx.layouts)
+    return dq if want_q else None, dk if want_k else None
+
+
 class LigerRopeFunction(torch.autograd.Function):
     """`apply(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, channels="halves", table=None)` -> (q', k'); see
     :func:`rope`. cos and sin get no gradient."""
 
-    @staticmethod
-    def forward(ctx, q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, channels="halves", table=None):
-        cos, sin, options = _arguments(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, channels, table)
-        layouts = _tokens_outer(q, options[0]), _tokens_outer(k, options[0])
-        ctx.save_for_backward(cos, sin)
-        ctx.options, ctx.layouts = options, layouts
-        return _rotate(q, k, cos, sin, options, layouts)
+    @classmethod
+    def apply(cls, q, k, table, *rest):
+        if hasattr(q, "to_local") or hasattr(k, "to_local") or hasattr(table, "to_local"):
+            if cls is LigerRopeFunction:
+                return _on_shards(super().apply, q, k, table, *rest)
+            q, k, table, *rest = map(gather_dtensor, (q, k, table, *rest))  # a subclass has tables of its own
+        return super().apply(q, k, table, *rest)
 
     @staticmethod
+    def forward(ctx, q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, channels="halves", table=None):
+        return turn(ctx, q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, channels, table)
+
+    @staticmethod
+    @first_derivative_only("rope")  # in q and k it is zero; in the upstream gradient it is not made
     def backward(ctx, dq, dk):
-        cos, sin = ctx.saved_tensors
-        heads_dim = ctx.options[0]
-        want_q, want_k = ctx.needs_input_grad[:2]
-        # A gradient that nobody wants is left out of the launch.
-        dq, dk = dq if want_q else dq.narrow(heads_dim, 0, 0), dk if want_k else dk.narrow(heads_dim, 0, 0)
-        dq, dk = _rotate_back(dq, dk, cos, sin, ctx.options, ctx.layouts)
-        return dq if want_q else None, dk if want_k else None, None, None, None, None, None, None, None
+        return *turn_back(ctx, dq, dk), None, None, None, None, None, None, None
 
 
 def rope(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, *, channels="halves", table=None):
@@ -135,11 +172,14 @@ def rope(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, *,
         rotary_dim: r, the leading channels of a head that are turned; the others are copied. None: min(width, head_dim).
         channels: "halves" pairs the channels i and i + r/2, "pairs" 2i and 2i + 1; "pairs_to_halves" reads pairs and writes halves.
         table: the columns of pair i's two channels: "halves" i and i + r/2, "pairs" 2i and 2i + 1, "shared" i for both (only r/2
-            columns are read). None: "shared" when the width is not r, else "pairs" for channels "pairs" and "halves" otherwise.
+            columns are read); "complex": cos is the real view of r/2 complex numbers, column 2i pair i's cosine and 2i + 1 its sine,
+            and sin, of the same shape, is not read: pass cos again. None: "shared" when the width is not r, else "pairs" for
+            channels "pairs" and "halves" otherwise.
 
     Returns:
         (q', k'), shapes and dtypes of q and k, in memory of their own with q's and k's order of tokens and heads. q and k keep
-        their values. Arithmetic is fp32. Gradients go to q and k only, and are laid out like them.
+        their values. Arithmetic is fp32. Gradients go to q and k only, and are laid out like them. Of DTensors every rank turns its
+        own heads, and the results are DTensors.
 
     Raises:
         ValueError: shapes that do not fit, rotary_dim odd or outside (0, head_dim], too few columns, unknown names.
@@ -197,12 +237,11 @@ def liger_rotary_pos_emb_one(x, cos, sin, position_ids=None, unsqueeze_dim=1, ro
 def rope_forward(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
     """(q', k', cos, sin) without autograd; cos and sin as given, for :func:`rope_backward`."""
     rows_cos, rows_sin, options = _arguments(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim, "halves", None)
-    layouts = _tokens_outer(q, options[0]), _tokens_outer(k, options[0])
-    return *_rotate(q, k, rows_cos, rows_sin, options, layouts), cos, sin
+    return *_rotate(q, k, rows_cos, rows_sin, options)[:2], cos, sin
 
 
 def rope_backward(dq, dk, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
     """(dq, dk) of q and k from the gradients of q' and k', which keep their values."""
     rows_cos, rows_sin, options = _arguments(dq, dk, cos, sin, position_ids, unsqueeze_dim, rotary_dim, "halves", None)
-    layouts = _tokens_outer(dq, options[0]), _tokens_outer(dk, options[0])
-    return _rotate_back(dq, dk, rows_cos, rows_sin, options, layouts)
+    (dq, q_outer), (dk, k_outer) = _layout(dq, options[0]), _layout(dk, options[0])
+    return _rotate_back(dq, dk, rows_cos, rows_sin, options, (q_outer, k_outer))

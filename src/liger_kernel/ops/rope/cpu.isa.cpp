@@ -17,33 +17,11 @@ struct Table {
 struct Place {
   int64_t step, second;
   Place(Order order, int64_t half)
-      : step(order == Order::kPairs ? 2 : 1),
+      : step(interleaved(order) ? 2 : 1),
         second(order == Order::kHalves  ? half
                : order == Order::kPairs ? 1
                                         : 0) {}
 };
-
-// n values from p on, `step` apart, times sign.
-template <class C>
-void widen_row(const C* p, int64_t step, int64_t n, float sign, float* out) {
-  int64_t i = 0;
-  if (step == 1) {
-    for (; i + kLanes <= n; i += kLanes) store(load(p + i) * sign, out + i);
-  }
-  for (; i < n; i++) out[i] = widen(p[i * step]) * sign;
-}
-
-// Pairs [first, first + n) of one token.
-template <class C>
-void fill(const RotateArgs& a, const C* cos, const C* sin, int64_t first, int64_t n, Table& t) {
-  const Place place(a.table, a.rotary_dim / 2);
-  cos += first * place.step, sin += first * place.step;
-  const float sign = a.inverse ? -1.f : 1.f;
-  widen_row(cos, place.step, n, 1.f, t.cos1);
-  widen_row(cos + place.second, place.step, n, 1.f, t.cos2);
-  widen_row(sin, place.step, n, sign, a.inverse ? t.sin2 : t.sin1);
-  widen_row(sin + place.second, place.step, n, sign, a.inverse ? t.sin1 : t.sin2);
-}
 
 // Even and odd elements of the 2 * kLanes values (a, b), and the way back.
 template <int... i>
@@ -57,6 +35,35 @@ void merge(F even, F odd, F& a, F& b, std::integer_sequence<int, i...>) {
   b = __builtin_shufflevector(even, odd, (kLanes / 2 + i / 2 + i % 2 * kLanes)...);
 }
 constexpr std::make_integer_sequence<int, kLanes> kSequence;
+
+// n values from p on, `step` apart, times sign.
+template <class C>
+void widen_row(const C* p, int64_t step, int64_t n, float sign, float* out) {
+  int64_t i = 0;
+  if (step == 1) {
+    for (; i + kLanes <= n; i += kLanes) store(load(p + i) * sign, out + i);
+  } else {
+    F even, odd;
+    for (; i + kLanes < n; i += kLanes) {  // <: p may be the odd elements, and p[2n - 1] lies behind them
+      split(load(p + 2 * i), load(p + 2 * i + kLanes), even, odd, kSequence);
+      store(even * sign, out + i);
+    }
+  }
+  for (; i < n; i++) out[i] = widen(p[i * step]) * sign;
+}
+
+// Pairs [first, first + n) of one token.
+template <class C>
+void fill(const RotateArgs& a, const C* cos, const C* sin, int64_t first, int64_t n, Table& t) {
+  const Place place(a.table, a.rotary_dim / 2);
+  if (a.table == Order::kComplex) sin = cos + 1;
+  cos += first * place.step, sin += first * place.step;
+  const float sign = a.inverse ? -1.f : 1.f;
+  widen_row(cos, place.step, n, 1.f, t.cos1);
+  widen_row(cos + place.second, place.step, n, 1.f, t.cos2);
+  widen_row(sin, place.step, n, sign, a.inverse ? t.sin2 : t.sin1);
+  widen_row(sin + place.second, place.step, n, sign, a.inverse ? t.sin1 : t.sin2);
+}
 
 // Pairs [first, first + n) of one head.
 template <Order kInput, Order kOutput, class T>

@@ -74,8 +74,8 @@ template <class Index>
 struct Place {
   Index first, second;
   __device__ __forceinline__ Place(Order order, Index lane, Index half, int size) {
-    first = order == Order::kPairs ? 2 * lane * size : lane * size;
-    second = order == Order::kPairs ? first + size : order == Order::kHalves ? first + half : first;
+    first = interleaved(order) ? 2 * lane * size : lane * size;
+    second = interleaved(order) ? first + size : order == Order::kHalves ? first + half : first;
   }
 };
 
@@ -128,10 +128,18 @@ __global__ void __launch_bounds__(kThreads) turn(RotateArgs a, Plan plan) {
     const Place<Index> at(a.table, lane, rotary / 2, kSize);
     load_table(cos + at.first, cos1);
     load_table(cos + at.second, cos2);
-    load_table(sin + at.first, sin1);
-    load_table(sin + at.second, sin2);
+    const bool complex = kOrdered && a.table == Order::kComplex;
+    if (!complex) {
+      load_table(sin + at.first, sin1);
+      load_table(sin + at.second, sin2);
+    }
     if constexpr (kOrdered) {
-      if (a.table == Order::kPairs) split(cos1, cos2), split(sin1, sin2);
+      if (interleaved(a.table)) split(cos1, cos2);
+      if (a.table == Order::kPairs) split(sin1, sin2);
+      if (complex) {  // cos1 has the cosines now, cos2 the sines
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) sin1[i] = sin2[i] = cos2[i], cos2[i] = cos1[i];
+      }
     }
     if (a.inverse) {
 #pragma unroll
@@ -185,7 +193,7 @@ void launch(const RotateArgs& a, const Host& host) {
 
 template <int kBytes>
 void launch_vectors(const RotateArgs& a, const Host& host) {
-  const bool ordered = a.input == Order::kPairs || a.output == Order::kPairs || a.table == Order::kPairs;
+  const bool ordered = interleaved(a.input) || interleaved(a.output) || interleaved(a.table);
   visit(a.dtype, [&]<class T>(Type<T>) {
     constexpr int kSize = kBytes / sizeof(T);
     const auto with_table = [&]<class C>(Type<C>) {

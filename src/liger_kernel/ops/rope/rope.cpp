@@ -18,7 +18,7 @@ template std::span<const Variant<RotateArgs>> variants<RotateArgs>();
 void rotate(const RotateArgs& a, const Host& host) {
   LIGER_CHECK(a.rotary_dim > 0 && a.rotary_dim % 2 == 0 && a.rotary_dim <= a.head_dim, "rope: rotary_dim is ", a.rotary_dim,
               ", expected an even number in (0, ", a.head_dim, "]");
-  LIGER_CHECK(a.input != Order::kShared && a.output != Order::kShared, "rope: only a table can be shared by the halves");
+  LIGER_CHECK(a.input <= Order::kPairs && a.output <= Order::kPairs, "rope: only a table can be shared by the channels of a pair");
   if (a.batch == 0 || a.tokens == 0 || a.q_heads + a.k_heads == 0) return;
   select("rope", variants<RotateArgs>(), a, host.machine).run(a, host);
 }

@@ -18,10 +18,12 @@ namespace liger::rope {
 
 // Where the two channels of pair i lie within the first r channels of a head, or their two values in a table row.
 enum class Order : int8_t {
-  kHalves = 0,  // i and i + r/2
-  kPairs = 1,   // 2i and 2i + 1
-  kShared = 2,  // tables only: r/2 columns, column i for both
+  kHalves = 0,   // i and i + r/2
+  kPairs = 1,    // 2i and 2i + 1
+  kShared = 2,   // tables only: r/2 columns, column i for both
+  kComplex = 3,  // tables only: cos holds r/2 complex numbers, column 2i the cosine and 2i + 1 the sine for both; sin is unused
 };
+constexpr bool interleaved(Order order) { return order == Order::kPairs || order == Order::kComplex; }
 
 // In elements; the last dimension has stride 1.
 struct Strides {

@@ -100,7 +100,11 @@ void check(const Case& c, const Host& host) {
     for (int64_t i = 0; i < half; ++i) {
       const double angle = 0.7 * static_cast<double>(row + 1) * std::pow(0.9, i % 97);
       for (int64_t which = 0; which < 2; ++which) {
-        cos.set(row, place(c.table, i, which, half), std::cos(angle)), sin.set(row, place(c.table, i, which, half), std::sin(angle));
+        if (c.table == Order::kComplex) {
+          cos.set(row, 2 * i + which, which ? std::sin(angle) : std::cos(angle));
+        } else {
+          cos.set(row, place(c.table, i, which, half), std::cos(angle)), sin.set(row, place(c.table, i, which, half), std::sin(angle));
+        }
       }
     }
   }
@@ -114,10 +118,11 @@ void check(const Case& c, const Host& host) {
       if (p.d >= c.rotary_dim) return {x.at(p), 0};
       const auto [i, which] = pair_of(c.output, p.d, half);
       const int64_t line = (c.shared_positions ? 0 : p.b * c.tokens) + p.t, at = place(c.table, i, which, half);
+      const bool complex = c.table == Order::kComplex;  // sin is NaN then
       p.d = place(c.input, i, which, half);
-      const double own = x.at(p) * cos.at(line, at);
+      const double own = x.at(p) * cos.at(line, complex ? 2 * i : at);
       p.d = place(c.input, i, 1 - which, half);
-      const double other = x.at(p) * sin.at(line, at);
+      const double other = x.at(p) * (complex ? cos.at(line, 2 * i + 1) : sin.at(line, at));
       return {which ? own + other : own - other, std::abs(own) + std::abs(other)};
     };
     const double fp32 = 3 * test::unit_roundoff(DType::kF32);
@@ -169,7 +174,7 @@ TEST(Rope, OrdersOfChannelsAndTable) {
     for (const DType dtype : test::kDTypes) {
       for (const Order input : {Order::kHalves, Order::kPairs}) {
         for (const Order output : {Order::kHalves, Order::kPairs}) {
-          for (const Order table : {Order::kHalves, Order::kPairs, Order::kShared}) {
+          for (const Order table : {Order::kHalves, Order::kPairs, Order::kShared, Order::kComplex}) {
             for (const int64_t rotary : {2, 8, 30, 34, 64, 520}) {
               check({.batch = 2,
                      .tokens = 3,

@@ -11,8 +11,8 @@ struct Axes {
 };
 
 Order order_of(const char* what, int64_t order, bool table) {
-  LIGER_CHECK(order >= 0 && order <= (table ? 2 : 1), "rope: ", what, " is ", order, ", expected 0 (halves)",
-              table ? ", 1 (pairs) or 2 (shared)" : " or 1 (pairs)");
+  LIGER_CHECK(order >= 0 && order <= (table ? 3 : 1), "rope: ", what, " is ", order, ", expected 0 (halves)",
+              table ? ", 1 (pairs), 2 (shared) or 3 (complex)" : " or 1 (pairs)");
   return static_cast<Order>(order);
 }
 
@@ -60,7 +60,8 @@ Tensor empty_heads(const Tensor& t, Axes axes, bool tokens_outer) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// q, k as in Axes; cos, sin [1 or batch, tokens, r, or r/2 when shared] -> q', k' in memory of their own
+// q, k as in Axes; cos, sin [1 or batch, tokens, r, or r/2 when shared]; sin is not read when complex
+// -> q', k' in memory of their own
 std::tuple<Tensor, Tensor> rotate_torch(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, int64_t heads_dim,
                                         int64_t rotary_dim, int64_t input, int64_t output, int64_t table, bool inverse, bool q_tokens_outer,
                                         bool k_tokens_outer) {

@@ -3,8 +3,9 @@
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.core.autograd import first_derivative_only
 from liger_kernel.core.sharded import Layout
-from liger_kernel.core.tensors import as_rows
+from liger_kernel.core.tensors import as_rows, in_leaf, rows_apart, rows_or_whole, shaped
 from liger_kernel.utils import infer_device_arch
 
 EXPORTS = ["LigerSiLUMulFunction", "LigerFusedGateUpSiLUMulFunction", "swiglu_forward", "swiglu_backward"]
@@ -17,12 +18,12 @@ def _(a, b, gate_multiplier, down_multiplier):
 
 @torch.library.register_fake("liger_kernel::swiglu_backward")
 def _(dc, a, b, gate_multiplier, down_multiplier, want_da, want_db):
-    return tuple(a.new_empty((a.shape[0] if want else 0, a.shape[1])) for want in (want_da, want_db))
+    return tuple(dc.new_empty(dc.shape if want else (0,)) for want in (want_da, want_db))
 
 
 @torch.library.register_fake("liger_kernel::swiglu_packed_forward")
 def _(y, gate_multiplier, down_multiplier):
-    return y.new_empty((y.shape[0], y.shape[1] // 2))
+    return y.new_empty((*y.shape[:-1], y.shape[-1] // 2))
 
 
 @torch.library.register_fake("liger_kernel::swiglu_packed_backward")
@@ -50,7 +51,8 @@ def operands(op, a, b):
         raise RuntimeError(f"{op}: a has shape {tuple(a.shape)}, b {tuple(b.shape)}; they must be equal")
     if a.dtype != b.dtype:
         dtype = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(dtype), b.to(dtype)
+        with torch.enable_grad():  # what is saved descends from its input: see core/autograd.py
+            a, b = a.to(dtype), b.to(dtype)
     return a, b
 
 
@@ -59,22 +61,32 @@ def shard(ctx, a, b):
     ctx.layout = layout = Layout.of(a, b)
     if layout is not None:
         ctx.plain = [not hasattr(t, "to_local") for t in (a, b)]
-        a, b = layout.local(a), layout.local(b)
+        a, b = local(layout, a), local(layout, b)
     ctx.dtypes = a.dtype, b.dtype
     return a, b
+
+
+def local(layout, t):
+    """This rank's shard of an operand; it descends from it for autograd (see core/autograd.py)."""
+    with torch.enable_grad():
+        return layout.local(t)
 
 
 def local_gradient(ctx, dc, dtype):
     """Upstream gradient as rows of this rank's shard."""
     dc = dc if ctx.layout is None else ctx.layout.local(dc)
-    return dc.shape, as_rows(dc.to(dtype))
+    return dc.shape, rows_or_whole(dc if dc.dtype == dtype else dc.to(dtype))
 
 
 def gradients(ctx, shape, da, db):
     """Kernel outputs as gradients of the operands: their dtypes, shapes and placements; None where not wanted."""
     result = []
     for i, d in enumerate((da, db)):
-        d = d.view(shape).to(ctx.dtypes[i]) if ctx.needs_input_grad[i] else None
+        if not ctx.needs_input_grad[i]:
+            d = None
+        else:
+            d = shaped(d, shape)
+            d = d if d.dtype == ctx.dtypes[i] else d.to(ctx.dtypes[i])
         result.append(d if ctx.layout is None else ctx.layout.gradient(d, ctx.plain[i]))
     return result
 
@@ -89,13 +101,14 @@ class LigerSiLUMulFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, gate_multiplier=1.0, down_multiplier=1.0):
         a, b = operands("swiglu", *shard(ctx, a, b))
-        rows_a, rows_b = as_rows(a), as_rows(b)
+        rows_a, rows_b = rows_or_whole(a), rows_or_whole(b)
         ctx.save_for_backward(rows_a, rows_b)
         ctx.multipliers = float(gate_multiplier), float(down_multiplier)
-        c = _ops.swiglu_forward(rows_a, rows_b, *ctx.multipliers).view(a.shape)
+        c = shaped(_ops.swiglu_forward(rows_a, rows_b, *ctx.multipliers), a.shape)
         return c if ctx.layout is None else ctx.layout.wrap(c)
 
     @staticmethod
+    @first_derivative_only("swiglu")
     def backward(ctx, dc):
         a, b = ctx.saved_tensors
         shape, dc = local_gradient(ctx, dc, a.dtype)
@@ -107,37 +120,44 @@ class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
     """`apply(y, in_place=False)`: silu(left half) times right half of y [..., 2 I], shape [..., I].
 
     Both halves are read where they are, and backward writes one gradient [..., 2 I]. With `in_place` that gradient lies over
-    y (unless y is a leaf, whose .grad would then be y): a second backward through this node raises RuntimeError.
+    y, unless y is in the memory of a leaf that requires grad, rows of y share memory, or the call is being compiled.
 
     Raises:
         ValueError: the last dimension is odd.
+        RuntimeError: a second backward through this node after `in_place`.
     """
 
     @staticmethod
     def forward(ctx, y, in_place=False):
         if y.shape[-1] % 2:
             raise ValueError(f"swiglu: y has {y.shape[-1]} columns, expected an even number: gate and up halves")
-        ctx.in_place, ctx.overwrite = bool(in_place), bool(in_place) and not y.is_leaf
-        ctx.layout = layout = Layout.of(y, whole_rows=True)
+        in_place = in_place and not torch.compiler.is_compiling()
+        overwrite = in_place and not in_leaf(y)
+        ctx.layout = layout = Layout.of(y, whole=(y.ndim - 1,))
         if layout is not None:
-            y = layout.local(y)
-        rows, cols = as_rows(y), y.shape[-1] // 2
+            y = local(layout, y)
+        rows, cols = rows_or_whole(y), y.shape[-1] // 2
+        ctx.once, ctx.overwrite = in_place, overwrite and rows_apart(rows)
         ctx.save_for_backward(rows)
-        c = _ops.swiglu_packed_forward(rows, 1.0, 1.0).view(*y.shape[:-1], cols)
+        c = shaped(_ops.swiglu_packed_forward(rows, 1.0, 1.0), (*y.shape[:-1], cols))
         return c if layout is None else layout.wrap(c, cols)
 
     @staticmethod
+    @first_derivative_only("swiglu")
     def backward(ctx, dc):
+        if ctx.once is None:
+            raise RuntimeError("swiglu: a second backward after in_place=True, whose first one may have overwritten y; use in_place=False")
         (y,) = ctx.saved_tensors
         shape, dc = local_gradient(ctx, dc, y.dtype)
         if ctx.overwrite:
             _ops.swiglu_packed_backward_(dc, y, 1.0, 1.0)
+            torch.autograd.graph.increment_version(y)  # tells whoever else saved it
             dy = y.detach()
         else:
             dy = _ops.swiglu_packed_backward(dc, y, 1.0, 1.0)
-        if ctx.in_place:
-            torch.autograd.graph.increment_version(y)  # makes saved_tensors raise next time
-        dy = dy.view(*shape[:-1], y.shape[1])
+        if ctx.once:
+            ctx.once = None
+        dy = shaped(dy, (*shape[:-1], y.shape[-1]))
         return dy if ctx.layout is None else ctx.layout.wrap(dy), None
 
 
@@ -180,9 +200,10 @@ def swiglu_fused_gate_up_forward(y):
 
 
 def swiglu_fused_gate_up_backward(y, dc, in_place=False):
-    """dy like y, from c's gradient; written over y when `in_place` (and y's rows can be viewed as they are)."""
+    """dy like y, from c's gradient. With `in_place` it is written over y, unless y is in the memory of a leaf that requires grad,
+    rows of y share memory, or y cannot be viewed as rows."""
     rows = as_rows(y)
-    if in_place:
+    if in_place and rows_apart(rows) and not in_leaf(y):
         _ops.swiglu_packed_backward_(as_rows(dc), rows, 1.0, 1.0)
         return rows.view(y.shape)
     return _ops.swiglu_packed_backward(as_rows(dc), rows, 1.0, 1.0).view(y.shape)

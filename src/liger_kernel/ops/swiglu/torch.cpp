@@ -1,41 +1,41 @@
 // The only file of this op that knows torch: schema, checks, allocation.
-#include <liger_kernel/core/torch/fresh.h>
 #include <liger_kernel/core/torch/torch.h>
 #include <liger_kernel/ops/swiglu/swiglu.h>
 
 namespace liger::swiglu {
 namespace {
 
-void check_like(const char* what, const Tensor& t, const Tensor& a) {
-  check_rows("swiglu", what, t);
+// t as rows; it has a's shape, dtype and device.
+Rows rows_like(const char* what, const Tensor& t, const Tensor& a, const Rows& shape) {
+  const Rows rows = rows_of("swiglu", what, t);
   check_devices("swiglu", a, t);
-  LIGER_CHECK(t.size(0) == a.size(0) && t.size(1) == a.size(1), "swiglu: ", what, " is ", t.size(0), " x ", t.size(1), ", a is ", a.size(0),
-              " x ", a.size(1));
+  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, "swiglu: ", what, " is ", rows.rows, " x ", rows.cols, ", a is ",
+              shape.rows, " x ", shape.cols);
   LIGER_CHECK(t.scalar_type() == a.scalar_type(), "swiglu: ", what, " and a differ in dtype");
+  return rows;
 }
 
-// y [rows, 2 cols] holds a in its left half, b in its right half.
-int64_t half(const Tensor& y) {
-  check_rows("swiglu", "y", y);
-  LIGER_CHECK(y.size(1) % 2 == 0, "swiglu: y has ", y.size(1), " columns, expected an even number");
-  return y.size(1) / 2;
+// y [..., 2 cols] holds a in its left half, b in its right half: the shape of a.
+Rows left_half(const Tensor& y) {
+  Rows half = rows_of("swiglu", "y", y);
+  LIGER_CHECK(half.cols % 2 == 0, "swiglu: y has ", half.cols, " columns, expected an even number");
+  half.cols /= 2;
+  return half;
 }
-int64_t half_bytes(const Tensor& y) { return half(y) * size_of(dtype_of("swiglu", y)); }
 
-// a, b [rows, cols] -> c like a
+// a, b as for rows_of -> c like a
 Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, double down_multiplier) {
-  check_rows("swiglu", "a", a);
-  check_like("b", b, a);
+  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("b", b, a, rows_a);
   const TorchHost host(a);
-  Tensor c = fresh(a, {a.size(0), a.size(1)}, a.scalar_type());
+  Tensor c = output_like(a);
   forward({.a = const_data(a),
            .b = const_data(b),
            .c = data(c),
-           .rows = a.size(0),
-           .cols = a.size(1),
-           .a_stride = a.stride(0),
-           .b_stride = b.stride(0),
-           .c_stride = a.size(1),
+           .rows = rows_a.rows,
+           .cols = rows_a.cols,
+           .a_stride = rows_a.stride,
+           .b_stride = rows_b.stride,
+           .c_stride = rows_a.cols,
            .dtype = dtype_of("swiglu", a),
            .gate_multiplier = static_cast<float>(gate_multiplier),
            .down_multiplier = static_cast<float>(down_multiplier)},
@@ -43,27 +43,24 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, d
   return c;
 }
 
-// -> da, db like a, with no rows when not wanted
+// -> da, db like dc, of no elements when not wanted
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, double gate_multiplier,
                                           double down_multiplier, bool want_da, bool want_db) {
-  check_rows("swiglu", "a", a);
-  check_like("b", b, a);
-  check_like("dc", dc, a);
+  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("b", b, a, rows_a), rows_dc = rows_like("dc", dc, a, rows_a);
   const TorchHost host(a);
-  Tensor da = fresh(a, {want_da ? a.size(0) : 0, a.size(1)}, a.scalar_type());
-  Tensor db = fresh(a, {want_db ? a.size(0) : 0, a.size(1)}, a.scalar_type());
+  Tensor da = output_like(dc, want_da), db = output_like(dc, want_db);
   backward({.dc = const_data(dc),
             .a = const_data(a),
             .b = const_data(b),
             .da = want_da ? data(da) : nullptr,
             .db = want_db ? data(db) : nullptr,
-            .rows = a.size(0),
-            .cols = a.size(1),
-            .dc_stride = dc.stride(0),
-            .a_stride = a.stride(0),
-            .b_stride = b.stride(0),
-            .da_stride = a.size(1),
-            .db_stride = a.size(1),
+            .rows = rows_a.rows,
+            .cols = rows_a.cols,
+            .dc_stride = rows_dc.stride,
+            .a_stride = rows_a.stride,
+            .b_stride = rows_b.stride,
+            .da_stride = rows_a.cols,
+            .db_stride = rows_a.cols,
             .dtype = dtype_of("swiglu", a),
             .gate_multiplier = static_cast<float>(gate_multiplier),
             .down_multiplier = static_cast<float>(down_multiplier)},
@@ -71,20 +68,23 @@ std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, con
   return {da, db};
 }
 
-// y [rows, 2 cols] -> c [rows, cols]
+// y [..., 2 cols] as for rows_of -> c [..., cols]
 Tensor packed_forward_torch(const Tensor& y, double gate_multiplier, double down_multiplier) {
-  const int64_t cols = half(y);
+  const Rows half = left_half(y);
   const TorchHost host(y);
-  Tensor c = fresh(y, {y.size(0), cols}, y.scalar_type());
+  std::vector<int64_t> shape(y.sizes().begin(), y.sizes().end());
+  shape.back() = half.cols;
+  Tensor c = empty(y, torch::headeronly::IntHeaderOnlyArrayRef(shape), y.scalar_type());
+  const DType dtype = dtype_of("swiglu", y);
   forward({.a = const_data(y),
-           .b = const_data<char>(y) + half_bytes(y),
+           .b = const_data<char>(y) + half.cols * size_of(dtype),
            .c = data(c),
-           .rows = y.size(0),
-           .cols = cols,
-           .a_stride = y.stride(0),
-           .b_stride = y.stride(0),
-           .c_stride = cols,
-           .dtype = dtype_of("swiglu", y),
+           .rows = half.rows,
+           .cols = half.cols,
+           .a_stride = half.stride,
+           .b_stride = half.stride,
+           .c_stride = half.cols,
+           .dtype = dtype,
            .gate_multiplier = static_cast<float>(gate_multiplier),
            .down_multiplier = static_cast<float>(down_multiplier)},
           host);
@@ -92,35 +92,31 @@ Tensor packed_forward_torch(const Tensor& y, double gate_multiplier, double down
 }
 
 void packed_backward(const Tensor& dc, const Tensor& y, const Tensor& dy, double gate_multiplier, double down_multiplier) {
-  const int64_t cols = half(y);
-  check_rows("swiglu", "dc", dc);
-  check_devices("swiglu", y, dc);
-  LIGER_CHECK(dc.size(0) == y.size(0) && dc.size(1) == cols, "swiglu: dc is ", dc.size(0), " x ", dc.size(1), ", expected ", y.size(0),
-              " x ", cols);
-  LIGER_CHECK(dc.scalar_type() == y.scalar_type(), "swiglu: dc and y differ in dtype");
+  const Rows half = left_half(y), rows_dc = rows_like("dc", dc, y, half);
+  const int64_t dy_stride = rows_of("swiglu", "dy", dy).stride;
+  const DType dtype = dtype_of("swiglu", y);
   const TorchHost host(y);
   backward({.dc = const_data(dc),
             .a = const_data(y),
-            .b = const_data<char>(y) + half_bytes(y),
+            .b = const_data<char>(y) + half.cols * size_of(dtype),
             .da = data(dy),
-            .db = data<char>(dy) + half_bytes(dy),
-            .rows = y.size(0),
-            .cols = cols,
-            .dc_stride = dc.stride(0),
-            .a_stride = y.stride(0),
-            .b_stride = y.stride(0),
-            .da_stride = dy.stride(0),
-            .db_stride = dy.stride(0),
-            .dtype = dtype_of("swiglu", y),
+            .db = data<char>(dy) + half.cols * size_of(dtype),
+            .rows = half.rows,
+            .cols = half.cols,
+            .dc_stride = rows_dc.stride,
+            .a_stride = half.stride,
+            .b_stride = half.stride,
+            .da_stride = dy_stride,
+            .db_stride = dy_stride,
+            .dtype = dtype,
             .gate_multiplier = static_cast<float>(gate_multiplier),
             .down_multiplier = static_cast<float>(down_multiplier)},
            host);
 }
 
-// dc [rows, cols], y [rows, 2 cols] -> dy like y
+// dc [..., cols], y [..., 2 cols] -> dy like y
 Tensor packed_backward_torch(const Tensor& dc, const Tensor& y, double gate_multiplier, double down_multiplier) {
-  half(y);
-  Tensor dy = fresh(y, {y.size(0), y.size(1)}, y.scalar_type());
+  Tensor dy = output_like(y);
   packed_backward(dc, y, dy, gate_multiplier, down_multiplier);
   return dy;
 }

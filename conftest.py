@@ -1,0 +1,12 @@
+"""Shared by every test: a compiled function of one test does not count towards another's recompilation limit."""
+
+import sys
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()

@@ -1,0 +1,12 @@
+// Residual addition and RMSNorm on CUDA; the kernels are core/cuda/rms.cuh's.
+#include <liger_kernel/core/cuda/rms.cuh>
+#include <liger_kernel/ops/fused_add_rms_norm/fused_add_rms_norm.h>
+
+namespace liger::fused_add_rms_norm {
+
+void forward_cuda_registers(const ForwardArgs& a, const Host& host) { launch_rms_forward("fused_add_rms_norm", a, host); }
+void forward_cuda_wide(const ForwardArgs& a, const Host& host) { launch_rms_forward_wide("fused_add_rms_norm", a, host); }
+void backward_cuda_pipelined(const BackwardArgs& a, const Host& host) { launch_rms_backward("fused_add_rms_norm", a, host); }
+void backward_cuda_wide(const BackwardArgs& a, const Host& host) { launch_rms_backward_wide("fused_add_rms_norm", a, host); }
+
+}  // namespace liger::fused_add_rms_norm
