@@ -1,5 +1,7 @@
 """`liger ops` and `liger explain`: the registry of the native library as tables."""
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
@@ -7,11 +9,14 @@ MARK = {"chosen": "[bold green]chosen[/]", "able": "able", "refused": "[dim]refu
 
 
 def parse_shape(text):
-    """ "8192x4096" -> [8192, 4096]; ValueError otherwise."""
+    """ "8192x4096" -> [8192, 4096]; ValueError for anything else, and for more elements than 64 bits count."""
     parts = text.lower().replace(",", "x").split("x")
     if not all(p.isdigit() for p in parts):
         raise ValueError(f"the shape {text!r} is not numbers joined by x, such as 8192x4096")
-    return [int(p) for p in parts]
+    shape = [int(p) for p in parts]
+    if max(math.prod(shape), *shape) >= 2**63:
+        raise ValueError(f"the shape {text!r} has more elements than 64 bits count")
+    return shape
 
 
 def device_index(device):
