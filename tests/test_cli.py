@@ -24,7 +24,7 @@ def liger(*arguments, code=0):
 
 def test_help_lists_every_command():
     text = liger("--help")
-    for command in ("doctor", "ops", "explain", "bench", "demo", "new-op"):
+    for command in ("doctor", "ops", "explain", "models", "bench", "demo", "new-op"):
         assert command in text
 
 
@@ -51,6 +51,9 @@ def test_ops_and_explain():
 @pytest.mark.parametrize(("arguments", "words"), [
     (("rms_norm", "8192", "bf16", "cpu"), "expected rows x columns"),
     (("rms_norm", "8192x", "bf16", "cpu"), "not numbers joined by x"),
+    (("rms_norm", "99999999999999999999x5", "bf16", "cpu"), "more elements than 64 bits count"),
+    (("rms_norm", "4294967296x4294967296", "bf16", "cpu"), "more elements than 64 bits count"),
+    (("rms_norm", "99999999999999999999x0", "bf16", "cpu"), "more elements than 64 bits count"),
     (("rms_norm", "8x8", "int8", "cpu"), "fp32, bf16 or fp16"),
     (("nothing", "8x8", "bf16", "cpu"), "no op is called nothing"),
     (("rms_norm", "8x8", "bf16", "tpu"), "is no device"),
@@ -58,6 +61,15 @@ def test_ops_and_explain():
 ])
 def test_explain_refuses(arguments, words):
     assert words in liger("explain", *arguments, code=2)
+
+
+def test_models(tmp_path):
+    """The table of one type and its file; an unknown type is an error that lists the known ones."""
+    pytest.importorskip("transformers")
+    text = liger("models", "llama", "--device", "cpu", "--json", tmp_path / "models.json")
+    assert "LigerRMSNorm" in text and json.loads((tmp_path / "models.json").read_text())["models"][0]["model_type"] == "llama"
+    assert "no row for no_such_model; there are" in liger("models", "no_such_model", code=2)
+    assert "is no device" in liger("models", "llama", "--device", "tpu", code=2)
 
 
 OTHER = """

@@ -4,10 +4,16 @@ import pathlib
 from typing import Annotated
 
 import typer
+import typer.core
+
+from liger_kernel.cli import require
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fused training kernels: what runs here, why, and how fast.")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes the first CUDA device, else the CPU.")]
+Json = Annotated[pathlib.Path | None, typer.Option(help="Write every number to this file.")]
+Plots = Annotated[pathlib.Path | None, typer.Option(help="Draw the numbers into this folder.")]
+From = Annotated[pathlib.Path | None, typer.Option("--from", help="Show a file that --json wrote instead of measuring.")]
 
 
 def pick_device(device):
@@ -57,7 +63,41 @@ def explain(
 
 
 @app.command()
-def bench(
+def models(
+    types: Annotated[list[str] | None, typer.Argument(help="Model types, e.g. llama qwen3; one of each row when left out.")] = None,
+    device: Device = "auto",
+    json: Json = None,
+):
+    """Patch tiny random models: what is replaced, what is left and why, how far the numbers move. Exit code 1 when they move too far."""
+    require("transformers", purpose="liger models")
+    from liger_kernel.cli import models
+
+    raise typer.Exit(models.run(types or [], pick_device(device), json))
+
+
+class BenchGroup(typer.core.TyperGroup):
+    """`liger bench NAME...` is `liger bench ops NAME...` unless NAME is another command of the group."""
+
+    def parse_args(self, ctx, args):
+        if not args or args[0] not in (*self.commands, "--help"):
+            args = ["ops", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(cls=BenchGroup, help="Time ops (the word ops may be left out: `liger bench rms_norm`) or whole training steps.")
+app.add_typer(bench, name="bench")
+
+
+def check_from(source, json, plots):
+    """--from measures nothing."""
+    if source is not None and json is not None:
+        raise typer.BadParameter("--from reads a file and measures nothing, so there is nothing for --json to write")
+    if plots is not None:
+        require("matplotlib", purpose="--plots")
+
+
+@bench.command("ops")
+def bench_ops(
     ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all that have a bench.py when left out.")] = None,
     device: Device = "auto",
     match: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
@@ -65,16 +105,57 @@ def bench(
     compile: Annotated[bool, typer.Option(help="Also time torch.compile of the eager code.")] = True,
     heap: Annotated[str, typer.Option(help="CPU memory: warm keeps freed pages, default is malloc as it ships, both times both.")] = "both",
     against: Annotated[pathlib.Path | None, typer.Option(help="Folder of another package that provides liger_kernel.")] = None,
-    json: Annotated[pathlib.Path | None, typer.Option(help="Write every number to this file.")] = None,
+    json: Json = None,
+    plots: Plots = None,
+    source: From = None,
 ):
     """Time the ops against eager PyTorch, torch.compile and PyTorch's own op, forward and forward+backward."""
-    from liger_kernel.cli.bench import run
+    from liger_kernel.cli.bench import run, show_file
 
     if heap not in ("warm", "default", "both"):
         raise typer.BadParameter(f"--heap is {heap!r}, expected warm, default or both")
     if against is not None and not (against / "liger_kernel").is_dir():
         raise typer.BadParameter(f"{against} has no folder liger_kernel")
-    raise typer.Exit(run(ops or [], pick_device(device), match, rounds, compile, heap, against, json))
+    check_from(source, json, plots)
+    if source is not None:
+        raise typer.Exit(show_file(source, ops or [], match, plots))
+    raise typer.Exit(run(ops or [], pick_device(device), match, rounds, compile, heap, against, json, plots))
+
+
+@bench.command("step")
+def bench_step(
+    model: Annotated[str | None, typer.Argument(help="llama3-8b (when left out on CUDA), qwen2-7b, qwen2-0.5b, tiny (on the CPU), a folder "
+                                                "with a config.json, or such a file.")] = None,
+    device: Device = "auto",
+    arms: Annotated[str, typer.Option(help="hf as it ships, patched, compile (hf compiled); in this order.")] = "hf,patched,compile",
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each arm.")] = 4,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 2,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 2 on the CPU, 4 on CUDA.")] = None,
+    seq: Annotated[int | None, typer.Option(min=2, help="Tokens a sequence; 128 on the CPU, 4096 on CUDA.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers; the model's own number when left out.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32; float32 on the CPU, bfloat16 on CUDA.")] = None,
+    attention: Annotated[str, typer.Option(help="transformers' attn_implementation.")] = "sdpa",
+    checkpointing: Annotated[bool, typer.Option(help="Recompute each layer in backward.")] = True,
+    minutes: Annotated[float, typer.Option(min=0, help="Limit of the whole call; what has not finished is reported so.")] = 8,
+    json: Json = None,
+    plots: Plots = None,
+    source: From = None,
+):
+    """Time whole training steps of a causal language model with random weights: speed, memory, launches, time by part."""
+    from liger_kernel.cli.step import ARMS, run, show_file
+
+    wanted = arms.split(",")
+    if not set(wanted) <= set(ARMS) or len(set(wanted)) < len(wanted):
+        raise typer.BadParameter(f"--arms is {arms!r}, expected some of {','.join(ARMS)}, each once")
+    if dtype not in (None, "bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype is {dtype!r}, expected bfloat16 or float32")
+    check_from(source, json, plots)
+    if source is not None:
+        raise typer.Exit(show_file(source, plots))
+    device = pick_device(device)
+    model = model or ("tiny" if device == "cpu" else "llama3-8b")
+    raise typer.Exit(run(model, device, wanted, minutes, json, plots, steps=steps, warmup=warmup, batch=batch, seq=seq, layers=layers,
+                         dtype=dtype, attention=attention, checkpointing=checkpointing))
 
 
 @app.command()

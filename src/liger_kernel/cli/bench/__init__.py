@@ -7,19 +7,18 @@ the next one. Eager code gains most from the warm heap, so both are reported.
 
 import collections
 import concurrent.futures
-import datetime
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import threading
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-MARK = "LIGER_BENCH "  # as in worker.py
-ROOT = pathlib.Path(__file__).parents[2]
+from liger_kernel.cli import record
+from liger_kernel.cli.child import Child
+
+ROOT = record.PACKAGE
 # No block is mapped on its own, none goes back to the system, all threads share one arena.
 WARM = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_ARENA_MAX": "1"}
 
@@ -58,39 +57,30 @@ def work(config, heap, progress, turns):
     label += ", the other package" if config["package"] else ", beside it" if config["paired"] else ""
     task = progress.add_task(label, total=None)
     command = [sys.executable, str(pathlib.Path(__file__).with_name("worker.py")), json.dumps(config | {"root": str(ROOT)})]
-    results, failures, errors = [], [], []
+    results, failures = [], []
     turns.take()
     try:
-        with subprocess.Popen(command, env=environment(heap, config["package"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
-            reader = threading.Thread(target=lambda: errors.extend(process.stderr))
-            reader.start()
-            for line in process.stdout:
-                if not line.startswith(MARK):
-                    continue
-                event = json.loads(line[len(MARK) :])
-                kind = event.pop("event")
-                if kind == "ready":
-                    turns.give()
-                    turns.take()
-                    process.stdin.write("\n")
-                    process.stdin.flush()
-                elif kind == "plan":
-                    progress.update(task, total=event["cases"])
-                elif kind == "start":
-                    progress.update(task, description=f"{label}: {event['op']} {event['case']}")
-                elif kind == "done":
-                    progress.advance(task)
-                elif kind == "result":
-                    results.append(event | {"heap": heap})
-                else:
-                    failures.append(event | {"heap": heap})
-            reader.join()
+        child = Child(command, environment(heap, config["package"]))
+        for event in child.events():
+            kind = event.pop("event")
+            if kind == "ready":
+                turns.give()
+                turns.take()
+                child.answer()
+            elif kind == "plan":
+                progress.update(task, total=event["cases"])
+            elif kind == "start":
+                progress.update(task, description=f"{label}: {event['op']} {event['case']}")
+            elif kind == "done":
+                progress.advance(task)
+            elif kind == "result":
+                results.append(event | {"heap": heap})
+            else:
+                failures.append(event | {"heap": heap})
     finally:
         turns.give()
-    if process.returncode != 0:
-        error = f"exit code {process.returncode}: {''.join(errors[-4:]).strip()}"
-        failures.append({"op": "", "case": "", "contender": "", "heap": heap, "error": error})
+    if child.failure(4):
+        failures.append({"op": "", "case": "", "contender": "", "heap": heap, "error": child.failure(4)})
     return results, failures
 
 
@@ -124,25 +114,11 @@ def merge(results, ours, theirs, key):
             table[where]["against" if name == "liger" else f"against {name}"] = contender
 
 
-def commit(folder):
-    """The git commit of a folder, with "+changes" when files differ from it; None outside a repository."""
-    def git(*arguments):
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "HEAD")
-    return head and head + ("+changes" if git("status", "--porcelain") else "")
-
-
-def run(ops, device, match, rounds, compile, heap, against, json_path):
+def run(ops, device, match, rounds, compile, heap, against, json_path, plots=None):
     """Measures, prints, writes; 1 when something failed, 2 when there was nothing to measure."""
-    from liger_kernel import env_report
     from liger_kernel.cli.bench import report
 
-    console = Console()
+    console = record.console()
     known = sorted(p.parent.name for p in (ROOT / "ops").glob("*/bench.py"))
     unknown = sorted(set(ops) - set(known))
     if unknown:
@@ -162,16 +138,38 @@ def run(ops, device, match, rounds, compile, heap, against, json_path):
                 failed += [f | {"contender": f"against {f['contender']}".strip()} for f in more]
         results += ours
         failures += failed
+    document = record.document(device, against=against and against.name, against_commit=against and record.commit(against), rounds=rounds,
+                               results=results, failures=failures)
+    return finish(document, match, json_path, plots, console)
+
+
+def finish(document, match, json_path, plots, console):
+    """Tables, file, plots and exit code of a document, measured now or read."""
+    from liger_kernel.cli.bench import plots as drawing
+    from liger_kernel.cli.bench import report
+
+    results, failures, device = document["results"], document["failures"], document["device"]
     report.derive(results, device)
     report.show(results, failures, device, console)
     if json_path is not None:
-        document = {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "device": device,
-                    "environment": env_report.facts(), "commit": commit(ROOT), "against": against and against.name,
-                    "against_commit": against and commit(against), "rounds": rounds, "results": results, "failures": failures}
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
-        console.print(f"every number: {json_path}", highlight=False)
+        record.write(json_path, document, console)
+    if plots is not None:
+        for path in drawing.write(plots, results, device):
+            console.print(f"plot: {path}", highlight=False)
     if not results and not failures:
         console.print(f"no case matches {match!r}" if match else "no op has a bench.py")
         return 2
     return 1 if failures else 0
+
+
+def show_file(path, ops, match, plots=None):
+    """Tables and plots from a file that --json wrote: those of `ops` (all when empty) whose name contains `match`."""
+    console = record.console()
+    document = record.read(path, ("device", "results", "failures"), "liger bench")
+    unknown = sorted(set(ops) - {r["op"] for r in document["results"]})
+    if unknown:
+        console.print(f"[red]{path} has no {', '.join(unknown)}[/]", highlight=False)
+        return 2
+    for key in ("results", "failures"):
+        document[key] = [r for r in document[key] if (not ops or r["op"] in ops) and match in f"{r['op']} {r['case']}"]
+    return finish(document, match, None, plots, console)

@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
+
+from liger_kernel.cli.child import Child
 
 RUNS = (("transformers", False), ("liger", True))
 CPU = {"batch": 4, "seq": 256, "hidden": 256, "layers": 4}
 CUDA = {"batch": 8, "seq": 2048, "hidden": 2048, "layers": 8}
-MARK = "LIGER_DEMO "  # as in train.py
 
 
 def settings(device, **options):
@@ -29,22 +28,15 @@ def train(config, name, patched, progress):
     env = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "liger_kernel.cli.demo.train", json.dumps(config | {"patched": patched})]
     task = progress.add_task(f"{name:12s}", total=config["steps"], note="starting")
-    result, errors = None, []
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        reader = threading.Thread(target=lambda: errors.extend(process.stderr))
-        reader.start()
-        for line in process.stdout:
-            if not line.startswith(MARK):
-                continue
-            event = json.loads(line[len(MARK) :])
-            if event.pop("event") == "result":
-                result = event
-            else:
-                note = f"loss {event['loss']:.3f}, {config['batch'] * config['seq'] / event['seconds']:.0f} tokens/s"
-                progress.update(task, completed=event["step"], note=note if event["step"] < config["steps"] else f"{note}; profiling")
-        reader.join()
-    if process.returncode != 0 or result is None:
-        raise SystemExit(f"the run of {name} failed (exit code {process.returncode}):\n{''.join(errors[-12:])}")
+    result, child = None, Child(command, env)
+    for event in child.events():
+        if event.pop("event") == "result":
+            result = event
+        else:
+            note = f"loss {event['loss']:.3f}, {config['batch'] * config['seq'] / event['seconds']:.0f} tokens/s"
+            progress.update(task, completed=event["step"], note=note if event["step"] < config["steps"] else f"{note}; profiling")
+    if child.failure() or result is None:
+        raise SystemExit(f"the run of {name} failed, {child.failure() or 'without a result'}")
     progress.update(task, note=f"median {result['tokens_per_s']:.0f} tokens/s")
     return result
 

@@ -6,6 +6,7 @@ import json
 
 from liger_kernel import env_report
 from liger_kernel.cli.demo.parts import PARTS
+from liger_kernel.cli.record import figure
 
 COLOURS = ("#4c72b0", "#dd8452", "#937860", "#55a868", "#c44e52", "#8172b3", "#b0b0b0")
 # The same arithmetic in another order drifts apart slowly: a step in fp32 agrees to 1e-6, a few dozen of them to 1e-3; bf16
@@ -78,15 +79,6 @@ def show(console, config, results, found):
         table.add_row(*cells)
     console.print(table)
     console.print(f"largest relative difference of the loss: {found['max_loss_difference']:.2e}", highlight=False)
-
-
-def figure(width, height):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    result = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(result)
-    return result
 
 
 def plot_losses(path, results):

@@ -1,4 +1,4 @@
-"""One training run of the demo, in a process of its own: as transformers ships it, or patched. Writes JSON lines to stdout."""
+"""One training run of the demo, in a process of its own: as transformers ships it, or patched. Reports by cli/child.py."""
 
 import json
 import resource
@@ -6,12 +6,9 @@ import statistics
 import sys
 import time
 
-MARK = "LIGER_DEMO "
+from liger_kernel.cli.child import emit
+
 PROFILED = 5  # steps after the timed ones
-
-
-def emit(**event):
-    print(MARK + json.dumps(event), flush=True)
 
 
 def build(config, device, dtype):
