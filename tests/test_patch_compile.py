@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 
-from liger_kernel.patch import patch_classes, patch_model, tiny, unpatch
+from liger_kernel.patch import compare, patch_classes, patch_model, tiny, unpatch
+from liger_kernel.patch.engine import patch_classes_by, patch_model_by
+from liger_kernel.patch.models import by_type
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +22,10 @@ def step(run, model, **inputs):
     model.zero_grad(set_to_none=True)
     out = run(**inputs)
     out.loss.backward()
-    return out, {n: p.grad.clone() for n, p in model.named_parameters()}
+    return out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def compare(ours, theirs, tolerance):
+def assert_same(ours, theirs, tolerance):
     torch.testing.assert_close(ours[0].loss, theirs[0].loss, rtol=tolerance, atol=0)
     for name, want in theirs[1].items():
         assert (ours[1][name].float() - want.float()).abs().max() <= tolerance * want.float().abs().max(), name
@@ -44,7 +46,7 @@ def test_training_step(kind, level):
         patch_classes(kind)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for ids, expected in zip(batches, theirs, strict=True):
-        compare(step(compiled, model, input_ids=ids, labels=ids), expected, 2e-5)
+        assert_same(step(compiled, model, input_ids=ids, labels=ids), expected, 2e-5)
     ids = batches[0]
     items = step(compiled, model, input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(5), return_token_accuracy=True)
     assert items[0].token_accuracy.dim() == 0
@@ -76,4 +78,23 @@ def test_inductor_bf16():
     ids = torch.randint(3, 1000, (2, 12), generator=torch.Generator().manual_seed(0))
     eager = step(model, model, input_ids=ids, labels=ids)
     compiled = torch.compile(model, fullgraph=True)
-    compare(step(compiled, model, input_ids=ids, labels=ids), eager, 2e-2)
+    assert_same(step(compiled, model, input_ids=ids, labels=ids), eager, 2e-2)
+
+
+@pytest.mark.parametrize("kind, level", [("gemma2", "instance"), ("gemma4_text", "class"), ("deepseek_v3", "instance")])
+def test_other_families(kind, level):
+    """Capped logits, norms without a weight, pairs of channels, class-level forwards that choose: fullgraph too."""
+    row, inputs = by_type()[kind], compare.inputs(length=12)
+    plain = tiny.causal_lm(kind, **compare.all_experts(row)).train()
+    model = copy.deepcopy(plain)
+    expected = step(plain, plain, **inputs)
+    if level == "instance":
+        patch_model_by(row, model, **compare.everything(row))
+    else:
+        patch_classes_by(row, **compare.everything(row))
+    out = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, expected[0].loss, rtol=1e-5, atol=0)
+    for name, parameter in model.named_parameters():
+        if name in expected[1]:
+            assert (parameter.grad - expected[1][name]).abs().max() <= 5e-5 * expected[1][name].abs().max(), name

@@ -1,6 +1,7 @@
 """What a patch reaches and what it leaves alone: instances, classes, undo, other libraries' patches."""
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -14,6 +15,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import liger_kernel.transformers as liger
 from liger_kernel.patch import patch_classes, patch_model, tiny, unpatch
+from liger_kernel.patch.engine import patch_classes_by
 from liger_kernel.patch.models import rows
 from liger_kernel.transformers import monkey_patch
 
@@ -367,20 +369,15 @@ def test_signatures():
         assert monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN[name] is function
 
 
-def test_every_row_hits():
-    """C109: every name of every table exists in the installed transformers."""
-    for name in rows():
-        report = patch_classes(name)
-        assert not report.left, report
-        unpatch(name)
-
-
 def test_missing_names_are_reported(monkeypatch):
     """C109: a class that the installed transformers lacks is skipped and named."""
     monkeypatch.delattr(modeling_llama, "LlamaMLP")
     report = patch_classes("llama")
     assert report.left == [("transformers.models.llama.modeling_llama.LlamaMLP", "not in the installed transformers")]
     unpatch()
+    older = dataclasses.replace(rows()["llama"], modeling="no_such_model")
+    report = patch_classes_by(older)
+    assert not report.replaced and {why for _, why in report.left} == {"not in the installed transformers"} and len(report.left) == 4
 
 
 def test_auto_class(tmp_path):

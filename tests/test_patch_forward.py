@@ -1,6 +1,7 @@
 """Patched against unpatched tiny models: logits, loss and every gradient, and the contract of the patched forward."""
 
 import copy
+import importlib
 import inspect
 
 import pytest
@@ -9,6 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from liger_kernel.patch import patch_model, tiny
 from liger_kernel.patch.engine import unpatch
+from liger_kernel.patch.models import rows
 
 VARIANTS = {
     "llama": ("llama", {}),
@@ -111,9 +113,12 @@ def test_skip_logits(model_type):
     assert model(**inputs).logits is None
     assert model(skip_logits=False, **inputs).logits is not None
     assert model(**unlabelled).logits is not None
-    for mode in (True, False):
-        with pytest.raises(ValueError, match="skip_logits is True, but labels and shift_labels are None"):
-            model.train(mode)(skip_logits=True, **unlabelled)
+    with pytest.raises(ValueError, match="skip_logits is True, but labels and shift_labels are None"):
+        model(skip_logits=True, **unlabelled)
+    unlabelled["num_items_in_batch"] = 7  # as from a trainer that computes the loss from logits
+    out = model.eval()(skip_logits=True, **unlabelled)
+    assert out.loss is None
+    torch.testing.assert_close(out.logits, expected.logits, rtol=1e-5, atol=1e-5)
 
 
 def test_no_logits_are_allocated():
@@ -178,12 +183,14 @@ def test_loss_options_agree_on_both_paths():
         "label_smoothing": 0.1, "lse_square_scale": 1e-3, "ce_weight": torch.rand(1000) + 0.5, "use_token_scaling": True,
         "ignore_index": 7, "num_items_in_batch": 11,
     }
-    for name, value in options.items():
-        given = {**inputs, name: value}
-        if name == "ignore_index":
-            given["labels"] = inputs["labels"].where(inputs["labels"] != -100, 7)
-        losses = [model(skip_logits=skip, **given).loss for skip in (True, False)]
-        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+    scaled = {name: options[name] for name in ("use_token_scaling", "ce_weight", "lse_square_scale")}
+    everything = {**scaled, "num_items_in_batch": 11, "label_smoothing": 0.1}
+    for given in (*({name: value} for name, value in options.items()), scaled, everything):
+        labels = inputs["labels"] if "ignore_index" not in given else inputs["labels"].where(inputs["labels"] != -100, 7)
+        both = [gradients(model, **{**inputs, "labels": labels}, skip_logits=skip, **given) for skip in (True, False)]
+        losses = [out.loss for out, _ in both]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-7, msg=f"{list(given)}: {losses}")
+        assert_same_gradients(both[0][1], both[1][1], 1e-4)
     smooth = torch.nn.functional.cross_entropy(
         plain(**inputs).logits[:, :-1].reshape(-1, 1000), inputs["labels"][:, 1:].reshape(-1), label_smoothing=0.1)
     torch.testing.assert_close(model(label_smoothing=0.1, **inputs).loss, smooth, rtol=1e-5, atol=0)
@@ -333,15 +340,16 @@ def test_signature():
 
 
 def test_forward_functions_are_distinct():
-    from liger_kernel.transformers.model import llama, mistral, qwen2
-
-    functions = [m.lce_forward for m in (llama, mistral, qwen2)]
-    assert len({id(f) for f in functions}) == 3
-    assert all(inspect.isfunction(f) and inspect.getsourcefile(f).endswith(f"{m.__name__.split('.')[-1]}.py")
-               for f, m in zip(functions, (llama, mistral, qwen2), strict=True))
-    for row in ROWS:
-        _, model = pair(row)
-        assert model.forward.__func__ is {"llama": llama, "mistral": mistral, "qwen2": qwen2}[row].lce_forward
+    """One plain function for each class, of the module that the tables name, with source."""
+    heads = [head for row in rows().values() for head in row.heads.values()]
+    functions = [head.load() for head in heads]
+    assert len({id(f) for f in functions}) == len(heads)
+    for head, function in zip(heads, functions, strict=True):
+        assert inspect.isfunction(function) and inspect.getsourcefile(function) and "skip_logits" in inspect.getsource(function)
+        assert (function.__module__, function.__name__) == (f"liger_kernel.transformers.model.{head.file}", head.function)
+    for name in ROWS:
+        _, model = pair(name)
+        assert model.forward.__func__ is importlib.import_module(f"liger_kernel.transformers.model.{name}").lce_forward
 
 
 def test_cache_argument_names():

@@ -130,6 +130,88 @@ def test_foreign_head(caplog):
     assert_same(ours, run(plain))
 
 
+def doubled(*args):
+    return 2 * args[-1]
+
+
+def _hook(register, function):
+    def change(head):
+        handle = getattr(head, register)(function)
+        return handle.remove
+
+    return change
+
+
+def _own_forward(head):
+    head.forward = lambda x: 2 * type(head).forward(head, x)
+
+
+def _weight_norm(head):
+    torch.nn.utils.weight_norm(head)  # a hook makes the weight at each call
+    head.weight_g.data.mul_(2)
+
+
+INTERCEPTED = {
+    "forward hook": _hook("register_forward_hook", doubled),
+    "forward pre-hook": _hook("register_forward_pre_hook", lambda module, args: (2 * args[0],)),
+    "backward hook": _hook("register_full_backward_hook", lambda module, into, out: tuple(2 * g for g in into)),
+    "backward pre-hook": _hook("register_full_backward_pre_hook", lambda module, out: tuple(2 * g for g in out)),
+    "forward": _own_forward,
+    "weight_norm": _weight_norm,
+    "global hook": lambda head: torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: 2 * out if module.__class__ is torch.nn.Linear and module.out_features == 1000 else None).remove,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("how", INTERCEPTED)
+def test_intercepted_head(how, caplog, monkeypatch):
+    """What others hang on the head runs: the loss is then computed from logits, and one warning says so."""
+    from liger_kernel.patch import head_weight
+
+    monkeypatch.setattr(head_weight, "_warned", set())
+    model = tiny.causal_lm("llama").train()
+    before = run(model)
+    undo = INTERCEPTED[how](model.lm_head)
+    theirs = run(model)
+    assert not all(torch.equal(a, b) for a, b in zip(before[1].values(), theirs[1].values(), strict=False))
+    patch_model(model)
+    for _ in range(2):
+        assert_same(run(model), theirs)
+    assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == len(caplog.records) == 1
+    assert "cannot be fused" in caplog.text
+    if undo:
+        undo()
+        assert_same(run(model), before)
+
+
+def test_adapter_names(caplog):
+    """PEFT's adapter_names choose an adapter for each sample, by a hook on every LoRA layer."""
+    model = with_peft(r=4, target_modules=["lm_head"])
+    patch_model(model.base_model.model)
+    alone = model(**data()).loss
+    assert "cannot be fused" not in caplog.text
+    chosen = model.eval()(**data(), adapter_names=["default", "__base__"], skip_logits=True)
+    both = [model(**{k: v[i : i + 1] for k, v in data().items()}, adapter_names=[name], skip_logits=True).loss
+            for i, name in enumerate(["default", "__base__"])]
+    torch.testing.assert_close(chosen.loss, sum(both) / 2, rtol=1e-5, atol=0)
+    assert chosen.loss != alone
+
+
+def test_accelerate_hook_on_the_head(caplog):
+    """Hooks that only move tensors leave the loss fused."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    model = tiny.causal_lm("llama").train()
+    theirs = run(model)
+    add_hook_to_module(model.lm_head, AlignDevicesHook(execution_device="cpu"))
+    patch_model(model)
+    assert_same(run(model), theirs)
+    assert "cannot be fused" not in caplog.text
+    model.lm_head._old_forward = lambda x: 2 * torch.nn.functional.linear(x, model.lm_head.weight)
+    assert model(**data()).loss != theirs[0].loss and "has been replaced" in caplog.text
+
+
 SCALED = {
     "granite": dict(logits_scaling=8.0),
     "gemma2": dict(final_logit_softcapping=5.0, head_dim=16, query_pre_attn_scalar=16),

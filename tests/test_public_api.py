@@ -99,6 +99,37 @@ def test_names_that_are_not_there():
 PATHS = """
 transformers.cross_entropy.LigerCrossEntropyLoss
 transformers.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyLoss
+transformers.dyt.LigerDyT
+transformers.dyt.LigerDyTFunction
+transformers.fused_add_rms_norm.LigerFusedAddRMSNorm
+transformers.fused_add_rms_norm.LigerFusedAddRMSNormFunction
+transformers.group_norm.LigerGroupNorm
+transformers.group_norm.LigerGroupNormFunction
+transformers.layer_norm.LigerLayerNorm
+transformers.layer_norm.LigerLayerNormFunction
+transformers.llama4_rope.LigerLlama4RopeFunction
+transformers.llama4_rope.apply_liger_llama4_rope_full
+transformers.llama4_rope.liger_llama4_text_rotary_pos_emb
+transformers.llama4_rope.liger_llama4_vision_rotary_pos_emb
+transformers.poly_norm.LigerPolyNorm
+transformers.poly_norm.LigerPolyNormFunction
+transformers.qwen2vl_mrope.LigerQwen2VLMRopeFunction
+transformers.qwen2vl_mrope.liger_multimodal_rotary_pos_emb
+transformers.relu_squared.LigerReLUSquared
+transformers.relu_squared.LigerReLUSquaredFunction
+transformers.functional.liger_dyt
+transformers.functional.liger_fused_add_rms_norm
+transformers.functional.liger_group_norm
+transformers.functional.liger_layer_norm
+transformers.functional.liger_poly_norm
+transformers.functional.liger_qwen2vl_mrope
+transformers.functional.liger_relu_squared
+transformers.LigerRMSNormForMuseGlimmer
+transformers.LigerRMSNormForMuseGlimmerTextCentered
+transformers.rms_norm.LigerRMSNormForMuseGlimmer
+transformers.rms_norm.LigerRMSNormForMuseGlimmerTextCentered
+transformers.monkey_patch._patch_layer_norm_module
+transformers.fuse_residual_norms
 transformers.functional.liger_cross_entropy
 transformers.functional.liger_fused_linear_cross_entropy
 transformers.functional.liger_rms_norm
@@ -178,6 +209,8 @@ SUBCLASSES = {
     "ForGemma2": ("hidden_size", 1.0, "gemma", "zeros", False, "row_mode"),
     "ForGemma3": ("dim", 1.0, "gemma", "zeros", False, None),
     "ForGemma4": ("dim", 0.0, "gemma", "ones", False, "with_scale"),
+    "ForMuseGlimmer": ("dim", 0.0, "gemma", "ones", False, "with_scale"),
+    "ForMuseGlimmerTextCentered": ("hidden_size", 1.0, "gemma", "zeros", False, "row_mode"),
     "ForOlmo2": ("hidden_size", 0.0, "llama", "ones", False, "row_mode"),
     "ForGlm4": ("hidden_size", 0.0, "llama", "ones", False, "row_mode"),
     "ForQwen3Next": ("hidden_size", 1.0, "gemma", "zeros", False, "row_mode"),
@@ -205,7 +238,7 @@ def test_rms_norm_subclasses(suffix):
     noise = 0.1 * torch.randn(48)
     for module in (ours, theirs):
         module.weight.data.add_(noise)
-    if suffix == "ForGemma4":
+    if suffix in ("ForGemma4", "ForMuseGlimmer"):
         ours.weight.data.copy_(1 + theirs.weight.float())
         theirs.weight.data.copy_(ours.weight.float() - 1)
     x = torch.randn(20, 48).bfloat16()
@@ -213,10 +246,11 @@ def test_rms_norm_subclasses(suffix):
     assert (difference <= 2**-7 * theirs(x).float().abs()).all() and (difference > 0).float().mean() < 0.02
 
 
-def test_weightless_gemma4_norm():
-    from liger_kernel.transformers.rms_norm import LigerRMSNormForGemma4
+@pytest.mark.parametrize("suffix", ["ForGemma4", "ForMuseGlimmer"])
+def test_weightless_norms(suffix):
+    from liger_kernel.transformers import rms_norm
 
-    norm = LigerRMSNormForGemma4(32, with_scale=False)
+    norm = getattr(rms_norm, f"LigerRMSNorm{suffix}")(**({"dim": 32} if suffix == "ForGemma4" else {}), with_scale=False)
     assert norm.weight is None and not list(norm.parameters())
     x = torch.randn(5, 32)
     torch.testing.assert_close(norm(x), x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))

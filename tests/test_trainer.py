@@ -89,6 +89,20 @@ def test_evaluation_with_metrics_and_label_smoothing(tmp_path):
     torch.testing.assert_close(losses(run), losses(plain), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("custom", [False, True], ids=["smoother", "compute_loss_func"])
+def test_loss_only_evaluation_of_a_loss_from_logits(custom, tmp_path):
+    """C101: Trainer asks for no logits and takes the labels away, then wants logits."""
+    results = []
+    for use in (False, True):
+        run = trainer(tmp_path, use_liger_kernel=use, label_smoothing_factor=0.0 if custom else 0.1, max_steps=2)
+        if custom:
+            run.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.float().square().mean()
+        run.train()
+        results.append(run.evaluate()["eval_loss"])
+        unpatch(run.model)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=0)
+
+
 def test_two_trainings_and_evaluation_first(tmp_path):
     """The patch is applied at each train(); evaluation before it runs the model as it is."""
     run = trainer(tmp_path, use_liger_kernel=True, max_steps=2, bf16=True)

@@ -4,18 +4,23 @@ import inspect
 import logging
 
 from liger_kernel.patch import engine
-from liger_kernel.patch.models import rows
+from liger_kernel.patch.models import by_type, rows
 
 logger = logging.getLogger("liger_kernel")
 
 
+def _parameter(name, default):
+    if name.startswith("**"):
+        return inspect.Parameter(name[2:], inspect.Parameter.VAR_KEYWORD)
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+
+
 def _function(row):
-    signature = inspect.Signature([
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in row.parameters
-    ])
+    signature = inspect.Signature([_parameter(*parameter) for parameter in row.parameters])
 
     def apply(*args, **kwargs):
         flags = signature.bind(*args, **kwargs).arguments
+        flags.update(flags.pop("kwargs", {}))
         model = flags.pop("model", None)
         if model is None:
             engine.patch_classes_by(row, **flags)
@@ -28,19 +33,23 @@ def _function(row):
     apply.__doc__ = (
         f"Replaces the layers and the loss of {row.name} models: {', '.join([*row.norms, *row.mlps, *row.ropes, *row.heads])}.\n\n"
         "With `model`, of that model alone (but for the rotation, a function that all models of the process share); without, of\n"
-        "all models of this type in the process, built before or after. Each flag turns one kind of replacement off.\n"
+        "all models of this type in the process, built before or after. Each flag turns one kind of replacement off,\n"
+        "or back if an earlier call had turned it on.\n"
         "`liger_kernel.patch` has the same with a report, and `unpatch`.\n\n"
         "Raises:\n    AssertionError: cross_entropy and fused_linear_cross_entropy both on."
     )
+    if row.accepts:
+        apply.__doc__ += f"\n    {row.rejects_with.__name__}: `model` is none of {', '.join(row.accepts)}."
     return apply
 
 
-FUNCTIONS = {f"apply_liger_kernel_to_{name}": _function(row) for name, row in rows().items()}
+_BY_ROW = {name: _function(row) for name, row in rows().items()}
 
 # model_type -> function. Read at call time, so that users may add or replace entries.
-MODEL_TYPE_TO_APPLY_LIGER_FN = {
-    key: FUNCTIONS[f"apply_liger_kernel_to_{row.name}"] for row in rows().values() for key in (row.name, *row.types)
-}
+MODEL_TYPE_TO_APPLY_LIGER_FN = {key: _BY_ROW[row.name] for key, row in by_type().items()}
+
+# The same by public name; a model type that shares another's row has a name too.
+FUNCTIONS = {f"apply_liger_kernel_to_{key}": function for key, function in MODEL_TYPE_TO_APPLY_LIGER_FN.items()}
 
 
 def kept_arguments(function, kwargs):
@@ -56,9 +65,6 @@ def apply_by_type(model_type, **kwargs):
         model_type: `config.model_type`.
         **kwargs: flags of the type's function; other names are dropped.
     """
-    if not model_type:
-        logger.info("liger_kernel: no model type was given; nothing is patched")
-        return
     function = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if function is None:
         logger.info("liger_kernel: model type %r is not supported; nothing is patched", model_type)

@@ -13,8 +13,12 @@ import typing
 
 import torch
 
-from liger_kernel.patch import head_weight
-from liger_kernel.patch.journal import MISSING
+from liger_kernel.patch import head_weight, journal, modules
+from liger_kernel.patch.models import rows
+from liger_kernel.patch.specs import Replacement
+
+_LOSS = Replacement("model.loss_utils", "liger_causal_lm_loss")
+_BOTH_OFF = "fused_linear_cross_entropy and cross_entropy are off"
 
 # Arguments for the loss alone, kept from the backbone. Hugging Face's loss knows the first group only.
 HF_LOSS_ARGUMENTS = ("num_items_in_batch", "ignore_index")
@@ -46,13 +50,16 @@ def _output_class(signature, modeling):
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, ModelOutput)), CausalLMOutputWithPast)
 
 
+def _at(model, path):
+    """The attribute at a dotted path of the model, or None where the path ends early."""
+    for name in path.split("."):
+        model = getattr(model, name, None)
+    return model
+
+
 def _number(model, path):
-    """The number at an attribute path of the model ("1/..." inverts it), or None."""
-    if path is None:
-        return None
-    value = model
-    for name in path.removeprefix("1/").split("."):
-        value = getattr(value, name, None)
+    """The number at an attribute path ("1/..." inverts it), or None."""
+    value = None if path is None else _at(model, path.removeprefix("1/"))
     return 1.0 / value if value is not None and path.startswith("1/") else value
 
 
@@ -66,8 +73,28 @@ def _keep(tensor, logits_to_keep):
     return tensor[logits_to_keep] if logits_to_keep.dim() == 2 else tensor[:, logits_to_keep]
 
 
+def patched_forward(row_name, class_name):
+    """A forward for the class of that name in that row, to be kept in a module of `liger_kernel.transformers.model`."""
+    forward = PatchedForward(rows()[row_name], class_name)
+
+    @forward.like_original
+    def lce_forward(self, *args, skip_logits=None, **kwargs):
+        """The original forward, with the loss from hidden states and head weight; see liger_kernel.patch.causal_lm.
+
+        Beyond the original's arguments: skip_logits (None: in training with labels; True without labels is an error in training,
+        and gives logits in evaluation, where Trainer takes the labels away for its own loss), shift_labels (used as they are),
+        num_items_in_batch, ignore_index, return_token_accuracy, return_predicted_tokens, use_token_scaling, label_smoothing,
+        lse_square_scale, ce_weight, accum_dtype.
+        """
+        return forward(self, args, kwargs, skip_logits)
+
+    lce_forward.__qualname__ = lce_forward.__name__ = forward.head.function
+    lce_forward.__module__ = f"liger_kernel.transformers.model.{forward.head.file}"
+    return lce_forward
+
+
 class PatchedForward:
-    """What the `lce_forward` of one class needs: its table row, and the forward it stands for."""
+    """What the forward of one class needs: its table row, and the forward it stands for."""
 
     def __init__(self, row, class_name):
         self.head = row.heads[class_name]
@@ -97,8 +124,8 @@ class PatchedForward:
         """The forward that `model` would have without ours."""
         if any(vars(cls).get("forward") is self.function for cls in type(model).__mro__):
             return functools.partial(self.original, model)
-        replaced = model.__dict__.get("_liger_undo", {}).get("forward", (MISSING,))[0]
-        return functools.partial(type(model).forward, model) if replaced is MISSING else replaced
+        replaced = model.__dict__.get(journal.UNDO, {}).get("forward", (journal.MISSING,))[0]
+        return functools.partial(type(model).forward, model) if replaced is journal.MISSING else replaced
 
     def __call__(self, model, args, kwargs, skip_logits):
         """`lce_forward(model, *args, skip_logits=skip_logits, **kwargs)`."""
@@ -111,7 +138,7 @@ class PatchedForward:
             skip_logits = model.training and not without_labels
         options = {name: arguments.pop(name) for name in OUR_LOSS_ARGUMENTS if arguments.get(name) is not None}
         if without_labels:
-            if skip_logits:
+            if skip_logits and model.training:
                 raise ValueError("skip_logits is True, but labels and shift_labels are None: there would be neither logits nor a loss")
             for name in HF_LOSS_ARGUMENTS:
                 arguments.pop(name, None)
@@ -128,7 +155,7 @@ class PatchedForward:
     def _with_logits(self, model, arguments, labels, shift_labels):
         """Logits and loss by the model's own forward; Hugging Face's loss prefers shift_labels but wants labels to be there."""
         if shift_labels is not None:
-            arguments["shift_labels"] = shift_labels
+            arguments["shift_labels"] = shift_labels.contiguous()
         outputs = self.original_of(model)(labels=shift_labels if labels is None else labels, **arguments)
         if isinstance(outputs, tuple) or type(outputs) is self.output:
             return outputs
@@ -137,7 +164,7 @@ class PatchedForward:
     def _without_hf_loss(self, model, arguments, labels, shift_labels, skip_logits, options):
         from liger_kernel.transformers.model import loss_utils
 
-        head = getattr(model, self.head.head)
+        head = _at(model, self.head.head)
         return_dict = arguments.pop("return_dict", None)
         if return_dict is None:
             return_dict = getattr(model.config, "return_dict", True)
@@ -153,7 +180,7 @@ class PatchedForward:
             # Counted before the backbone runs, so that nobody waits for the counts when the loss needs them.
             target, stats = head_weight.ask_labels(head, target, loss_arguments.get("ignore_index", -100))
 
-        outputs = getattr(model, self.head.backbone)(**arguments, return_dict=True)
+        outputs = _at(model, self.head.backbone)(**arguments, return_dict=True)
         length = outputs.last_hidden_state.shape[1]
         hidden = _keep(outputs.last_hidden_state, kept)
         if target.dim() == 2 and target.shape[1] == length:
@@ -192,3 +219,42 @@ class PatchedForward:
         experts, chosen = first("num_experts", "num_local_experts", "n_routed_experts"), first("num_experts_per_tok")
         loss = self.modeling.load_balancing_loss_func(outputs.router_logits, experts, chosen, attention_mask)
         return loss, first("router_aux_loss_coef") * loss
+
+
+# --- where it goes --------------------------------------------------------------------------------------------------------------
+
+
+def patch_head(name, module, cls, head, flags, report):
+    """Replaces the forward or the loss function of one module, whose class is `cls`, which has that head, or a subclass."""
+    fused, loss, function = flags.get("fused_linear_cross_entropy"), flags.get("cross_entropy"), f"{head.file}.{head.function}"
+    own = type(module).forward is not cls.forward
+    if fused and not own:
+        current = module.__dict__.get("forward")
+        new = modules.bind_method(module, "forward", head.load())
+        if new and current is not None:
+            other = getattr(current, "__qualname__", current)
+            report.leave(name, f"its forward had been replaced by {other}, which now serves calls without labels only")
+        report.changed(new, name, f"{type(module).__name__}.forward", function)
+    elif "forward" in journal.restore_module(module, "forward", "_old_forward", "__getstate__")[1]:
+        report.leave(name, "its forward has been replaced by other code since, which may still call ours")
+    if loss:
+        report.changed(journal.set_on_module(module, "_loss_function", _LOSS.load()), name, "loss_function", _LOSS.name)
+    else:
+        journal.restore_module(module, "_loss_function")
+    if fused and own:
+        report.leave(name, f"{type(module).__name__} has a forward of its own, which the fused loss would go around")
+    elif not fused and not loss:
+        report.off(name, _BOTH_OFF, cls.__name__, f"{function} (all of its class)", (cls, "forward"), (cls, "_loss_function"))
+
+
+def patch_head_class(cls, head, flags, user, report):
+    """The same for all modules of a class, on behalf of `user`."""
+    fused, loss, function = flags.get("fused_linear_cross_entropy"), flags.get("cross_entropy"), f"{head.file}.{head.function}"
+    parts = ((fused, "forward", head.load(), function), (loss, "_loss_function", staticmethod(_LOSS.load()), _LOSS.name))
+    for on, attribute, value, now in parts:
+        if on:
+            report.changed(journal.set_shared(cls, attribute, value, user), cls.__name__, attribute.strip("_"), now)
+        else:
+            journal.restore_shared(user, cls, attribute)
+    if not fused and not loss:
+        report.off(cls.__name__, _BOTH_OFF, cls.__name__, function, (cls, "forward"), (cls, "_loss_function"))

@@ -3,29 +3,73 @@ modelling module, for models built later, and the forwards of the classes themse
 
 import functools
 import importlib
+import inspect
 import logging
+import types
 
-from liger_kernel.patch import journal, modules
-from liger_kernel.patch.models import by_type, known
+import torch
+
+from liger_kernel.patch import causal_lm, journal, modules
+from liger_kernel.patch.models import by_type, known, rows
 from liger_kernel.patch.report import Report
+from liger_kernel.patch.specs import LayerNorm
 
 logger = logging.getLogger("liger_kernel")
 
+_KINDS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squared")
+_LAYER_NORM = LayerNorm()  # torch.nn.LayerNorm, in whatever model it is
+
 
 def flags_of(row, given):
-    """The row's flags with their defaults; None means off. TypeError for a name the row does not have."""
-    defaults = {name: default for name, default in row.parameters if name != "model"}
+    """The row's flags with their defaults; None means off. With **kwargs, all kinds of layers are flags and on, and other names are
+    ignored; without, TypeError for a name that the row does not have."""
+    defaults = {name: default for name, default in row.parameters if name not in ("model", "**kwargs")}
     unknown = sorted(set(given) - set(defaults))
-    if unknown:
+    if ("**kwargs", None) in row.parameters:
+        defaults = {**dict.fromkeys(_KINDS, True), **defaults}
+    elif unknown:
         raise TypeError(f"apply_liger_kernel_to_{row.name}() has no option {', '.join(unknown)}; it has {', '.join(defaults)}")
     flags = {name: bool(given.get(name, default)) for name, default in defaults.items()}
     assert not (flags.get("cross_entropy") and flags.get("fused_linear_cross_entropy")), (
         "cross_entropy and fused_linear_cross_entropy cannot both be True: the fused loss replaces the other"
     )
+    for name, served in {"rope": row.ropes, "swiglu": row.mlps, "geglu": row.mlps}.items():
+        if flags.get(name) and not defaults[name] and not served:
+            logger.warning("liger_kernel: %s=True has no effect on %s: no op of ours computes it", name, row.name)
     return flags
 
 
-def _finish(report):
+def _row(model_type):
+    if model_type not in by_type():
+        raise ValueError(f"liger_kernel has no row for model type {model_type!r}; it has {', '.join(by_type())}")
+    return by_type()[model_type]
+
+
+@functools.cache
+def _all(kind):
+    """{(module, class name): spec} of every row: composite models hold other models' modules."""
+    return {(row.module, name): spec for row in rows().values() for name, spec in getattr(row, kind).items()}
+
+
+def spec_of(kind, cls, row=None):
+    """What the tables, `row` first, say about exactly this class: other packages have classes of the same names."""
+    if kind == "layers" and cls is torch.nn.LayerNorm:
+        return _LAYER_NORM
+    own = getattr(row, kind).get(cls.__name__) if row is not None and row.module == cls.__module__ else None
+    return own or _all(kind).get((cls.__module__, cls.__name__))
+
+
+def _modeling(row):
+    """The row's modelling module; an empty one when the installed transformers lacks it."""
+    try:
+        return importlib.import_module(row.module)
+    except ModuleNotFoundError as missing:
+        if not row.module.startswith(str(missing.name)):
+            raise
+        return types.ModuleType(row.module)
+
+
+def finish(report):
     for line in str(report).splitlines():
         logger.debug("%s", line)
     return report
@@ -33,78 +77,66 @@ def _finish(report):
 
 def _patch_ropes(row, flags, user, report):
     """Rotation is a global function of the modelling module, so that it changes for the whole process."""
-    modeling = importlib.import_module(row.module)
+    modeling = _modeling(row)
     for name, replacement in row.ropes.items():
-        where = f"{row.module}.{name}"
-        if not flags.get("rope"):
-            report.leave(where, "rope is off")
-        elif not hasattr(modeling, name):
+        where, now = f"{row.module}.{name}", f"{replacement.name} (whole process)"
+        if not hasattr(modeling, name):
             report.leave(where, "not in the installed transformers")
+        elif flags.get("rope"):
+            report.changed(journal.set_shared(modeling, name, replacement.load(), user), where, name, now)
         else:
-            report.changed(journal.set_shared(modeling, name, replacement.load(), user), where, name, f"{replacement.name} (whole process)")
+            journal.restore_shared(user, modeling, name)
+            report.off(where, "rope is off", name, now, (modeling, name))
+    _leave(row, modeling, inspect.isfunction, report)
 
 
-def _loss_function():
-    from liger_kernel.transformers.model import loss_utils
-
-    return loss_utils.liger_causal_lm_loss
+def _leave(row, modeling, kind, report):
+    """Reports the functions or classes of the row that nothing of ours stands in for."""
+    for name, why in row.left.items():
+        if kind(getattr(modeling, name, None)):
+            report.leave(name, why)
 
 
 # --- one model ---------------------------------------------------------------------------------------------------------------
 
 
-def _row_of(model):
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    row = by_type().get(kind)
-    if row is None:
-        raise ValueError(f"liger_kernel has no row for model type {kind!r} ({type(model).__name__}); it has {', '.join(by_type())}")
-    return row
-
-
 def _head_class(module):
     """The first class of `module` that a table knows to have a language-model head."""
-    return next((cls for cls in type(module).__mro__ if cls.__name__ in known("heads")), None)
+    return next((cls for cls in type(module).__mro__ if spec_of("heads", cls)), None)
+
+
+def _check_accepted(row, model):
+    if row.accepts and not any(cls.__name__ in row.accepts for module in model.modules() for cls in type(module).__mro__):
+        raise row.rejects_with(f"apply_liger_kernel_to_{row.name}() got a {type(model).__name__}; it takes {', '.join(row.accepts)}")
+
+
+def _with_rotations(row, model):
+    """The rows whose rotations `model` uses: its own, its parts', and those of the modelling modules that its classes are from."""
+    used = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
+    return {r.module: r for r in (*(r for r in rows().values() if r.module in used), *map(_row, row.parts), row)}.values()
 
 
 def _patch_module(name, module, row, flags, report):
-    kind = type(module).__name__
-    norm = row.norms.get(kind) or known("norms").get(kind)
-    glu = row.mlps.get(kind) or known("mlps").get(kind)
-    if norm is not None:
-        if flags.get("rms_norm"):
-            new = modules.patch_rms_norm_module(module, norm.offset, casting_mode=norm.casting_mode, in_place=norm.in_place)
-            report.changed(new, name, kind, "LigerRMSNorm")
-        else:
-            report.leave(name, "rms_norm is off")
-    elif glu is not None:
-        why = modules.activation_mismatch(module, glu.activation) if flags.get(row.mlp_flag) else f"{row.mlp_flag} is off"
+    cls, kind = type(module), type(module).__name__
+    spec = spec_of("layers", cls, row)
+    if spec is not None:
+        flag = row.flag_of(spec)
+        why = modules.mismatch(spec, module) if flags.get(flag) else f"{flag} is off" if flag in flags else f"{row.name} has no option {flag}"
         if why is None:
-            cls = glu.replacement.load()
-            report.changed(modules.patch_glu_module(module, cls), name, kind, cls.__name__)
-        else:
+            new = modules.patch_layer(spec, module)
+            report.changed(new, name, kind, spec.replacement.name if module._get_name() == kind else module._get_name())
+        elif flags.get(flag, True):
             report.leave(name, why)
-    elif type(module).__module__.startswith("liger_kernel."):
+        else:
+            for inner in module.modules():
+                journal.restore_module(inner)
+            report.off(name, why, kind, f"{module._get_name()} (all of its class)", (cls, "forward"))
+    elif cls.__module__.startswith("liger_kernel."):
         report.changed(False, name, kind, kind)
-    elif kind.endswith(("Norm", "MLP")):
+    elif kind in known("left"):
+        report.leave(name, f"{kind}: {known('left')[kind]}")
+    elif kind.endswith(("Norm", "MLP", "Experts", "NormGated")):
         report.leave(name, f"{kind} is in no table")
-
-
-def _patch_loss(name, module, flags, report):
-    cls = _head_class(module)
-    head = known("heads")[cls.__name__]
-    if flags.get("fused_linear_cross_entropy"):
-        forward = head.load()
-        current = module.__dict__.get("forward")
-        new = modules.bind_method(module, "forward", forward)
-        if new and current is not None:
-            other = getattr(current, "__qualname__", current)
-            report.leave(name or "model", f"its forward had been replaced by {other}, which now serves calls without labels only")
-        report.changed(new, name or "model", f"{type(module).__name__}.forward", f"{head.file}.{head.function}")
-    elif flags.get("cross_entropy"):
-        new = journal.set_on_module(module, "_loss_function", _loss_function())
-        report.changed(new, name or "model", "loss_function", "liger_causal_lm_loss")
-    else:
-        report.leave(name or "model", "fused_linear_cross_entropy and cross_entropy are off")
 
 
 def patch_model(model, **flags):
@@ -118,30 +150,32 @@ def patch_model(model, **flags):
         **flags: those of apply_liger_kernel_to_<model>, e.g. rms_norm=False.
 
     Returns:
-        The :class:`Report`. Patching twice changes nothing more.
+        The :class:`Report`. Patching twice changes nothing more; what a later call turns off goes back.
 
     Raises:
         ValueError: no row for its model type.
-        TypeError: an unknown flag.
+        TypeError: an unknown flag; a model that the row does not take (Llama 4: ValueError).
         AssertionError: cross_entropy and fused_linear_cross_entropy both on.
     """
-    return patch_model_by(_row_of(model), model, **flags)
+    return patch_model_by(_row(getattr(getattr(model, "config", None), "model_type", None)), model, **flags)
 
 
 def patch_model_by(row, model, **flags):
     """`patch_model` with the row given."""
     flags = flags_of(row, flags)
+    _check_accepted(row, model)
     report = Report(f"{type(model).__name__} ({row.name})")
-    _patch_ropes(row, flags, model, report)
-    found_head = False
+    for part in _with_rotations(row, model):
+        _patch_ropes(part, flags, model, report)
+    heads = 0
     for name, module in list(model.named_modules()):
-        if _head_class(module) is not None:
-            found_head = True
-            _patch_loss(name, module, flags, report)
+        if (cls := _head_class(module)) is not None:
+            heads += 1
+            causal_lm.patch_head(name or "model", module, cls, spec_of("heads", cls), flags, report)
         _patch_module(name, module, row, flags, report)
-    if not found_head:
+    if not heads:
         report.leave("loss", f"{type(model).__name__} has no language-model head that a table knows")
-    return _finish(report)
+    return finish(report)
 
 
 # --- classes -----------------------------------------------------------------------------------------------------------------
@@ -155,26 +189,18 @@ def _modeling_class(modeling, name, report):
     return cls
 
 
-def _replace_class(modeling, cls, ours, user, attributes):
-    """Models built later find `ours` under the name; those built before get its forward through their class."""
-    if cls is ours:
-        return False
-    changed = [journal.set_shared(modeling, cls.__name__, ours, user)]
-    attributes.update(_get_name=lambda self: ours.__name__)
-    changed += [journal.set_shared(cls, name, value, user) for name, value in attributes.items()]
-    return any(changed)
-
-
-def _guarded(cls, ours, activation):
-    """A forward for the existing modules of `cls`, whose activations are not known."""
-    original = cls.forward
-
-    @functools.wraps(original)
-    def forward(self, *args, **kwargs):
-        run = ours.forward if modules.activation_mismatch(self, activation) is None else original
-        return run(self, *args, **kwargs)
-
-    return forward
+def _patch_layers(row, modeling, flags, user, report):
+    for name, spec in row.layers.items():
+        cls, flag = _modeling_class(modeling, name, report), row.flag_of(spec)
+        if cls is None:
+            continue
+        if flags.get(flag):
+            report.changed(modules.patch_class(spec, modeling, cls, user), name, name, spec.replacement.name)
+        else:
+            journal.restore_shared(user, modeling, name)
+            journal.restore_shared(user, cls)
+            report.off(name, f"{flag} is off", name, spec.replacement.name, (cls, "forward"))
+    _leave(row, modeling, inspect.isclass, report)
 
 
 def patch_classes(model_type, **flags):
@@ -182,7 +208,7 @@ def patch_classes(model_type, **flags):
 
     Args:
         model_type: a model type of the tables, e.g. "llama".
-        **flags: as for :func:`patch_model`.
+        **flags: as for :func:`patch_model`. layer_norm reaches the model's own classes; torch.nn.LayerNorm is everybody's.
 
     Returns:
         The :class:`Report`.
@@ -190,51 +216,23 @@ def patch_classes(model_type, **flags):
     Raises:
         ValueError: no row for the type. TypeError, AssertionError: as for :func:`patch_model`.
     """
-    if model_type not in by_type():
-        raise ValueError(f"liger_kernel has no row for model type {model_type!r}; it has {', '.join(by_type())}")
-    return patch_classes_by(by_type()[model_type], **flags)
+    return patch_classes_by(_row(model_type), **flags)
 
 
 def patch_classes_by(row, **flags):
     """`patch_classes` with the row given."""
     flags = flags_of(row, flags)
-    modeling = importlib.import_module(row.module)
+    modeling = _modeling(row)
     report = Report(row.module)
-    _patch_ropes(row, flags, row.name, report)
-    for name, norm in row.norms.items():
-        if not flags.get("rms_norm"):
-            report.leave(name, "rms_norm is off")
-        elif (cls := _modeling_class(modeling, name, report)) is not None:
-            ours = norm.replacement.load()
-            attributes = dict(forward=ours.forward, extra_repr=ours.extra_repr, offset=norm.offset, casting_mode=norm.casting_mode,
-                              in_place=norm.in_place, row_mode=None)
-            if norm.eps != "variance_epsilon":
-                attributes["variance_epsilon"] = property(lambda self, eps=norm.eps: getattr(self, eps))
-            report.changed(_replace_class(modeling, cls, ours, row.name, attributes), name, name, ours.__name__)
-    for name, glu in row.mlps.items():
-        if not flags.get(row.mlp_flag):
-            report.leave(name, f"{row.mlp_flag} is off")
-        elif (cls := _modeling_class(modeling, name, report)) is not None:
-            ours = glu.replacement.load()
-            attributes = dict(forward=_guarded(cls, ours, glu.activation))
-            report.changed(_replace_class(modeling, cls, ours, row.name, attributes), name, name, ours.__name__)
+    for part in (row, *map(_row, row.parts)):
+        _patch_ropes(part, flags, row.name, report)
+        _patch_layers(part, _modeling(part), flags, row.name, report)
     for name, head in row.heads.items():
-        cls = _modeling_class(modeling, name, report)
-        if cls is None:
-            continue
-        if flags.get("fused_linear_cross_entropy"):
-            report.changed(journal.set_shared(cls, "forward", head.load(), row.name), name, "forward", f"{head.file}.{head.function}")
-        elif flags.get("cross_entropy"):
-            new = journal.set_shared(cls, "_loss_function", _static_loss(), row.name)
-            report.changed(new, name, "loss_function", "liger_causal_lm_loss")
-        else:
-            report.leave(name, "fused_linear_cross_entropy and cross_entropy are off")
-    return _finish(report)
-
-
-@functools.cache
-def _static_loss():
-    return staticmethod(_loss_function())
+        if (cls := _modeling_class(modeling, name, report)) is not None:
+            causal_lm.patch_head_class(cls, head, flags, row.name, report)
+    if ("layer_norm", True) in row.parameters and flags["layer_norm"]:
+        report.leave("torch.nn.LayerNorm", "other models use it too; it is replaced in a model that is given")
+    return finish(report)
 
 
 # --- back --------------------------------------------------------------------------------------------------------------------
@@ -250,13 +248,11 @@ def unpatch(target=None):
     Returns:
         The :class:`Report`; what other code has replaced since is left and named.
     """
-    if isinstance(target, str) and target not in by_type():
-        raise ValueError(f"liger_kernel has no row for model type {target!r}; it has {', '.join(by_type())}")
     if target is None or isinstance(target, str):
         report = Report(target or "all classes")
-        for restored in journal.restore_shared(target and by_type()[target].name):
+        for restored in journal.restore_shared(target and _row(target).name):
             report.changed(True, restored, "ours", "the original")
-        return _finish(report)
+        return finish(report)
     report = Report(type(target).__name__)
     for name, module in target.named_modules():
         restored, left = journal.restore_module(module)
@@ -266,6 +262,6 @@ def unpatch(target=None):
             report.leave(f"{name}.{attribute}" if name else attribute, "replaced by other code since")
     for restored in journal.restore_shared(target):
         report.changed(True, restored, "ours", "the original")
-    return _finish(report)
+    return finish(report)
 
 

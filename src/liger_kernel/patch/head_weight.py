@@ -42,8 +42,46 @@ def _adapters(head):
     return [name for name in head.active_adapters if name in head.lora_A]
 
 
+# Hooks that bring weights and activations to where they are needed, which the fused path does itself.
+_HARMLESS = ("torch.distributed.", "deepspeed.", "accelerate.")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _origin(hook):
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return getattr(hook, "__module__", None) or type(hook).__module__
+
+
+def intercepted(module, harmless=_HARMLESS, forwards=()):
+    """What runs when `module` is called besides the forward of its class or one of `forwards`, and hooks of the packages `harmless`;
+    None if nothing does."""
+    for name in _HOOKS:
+        if not all(_origin(hook).startswith(harmless) for hook in getattr(module, name).values()):
+            return f"{type(module).__name__} has {name.strip('_').replace('_', ' ')}"
+        if getattr(torch.nn.modules.module, f"_global{name}"):
+            return f"there are global {name.strip('_').replace('_', ' ')}"
+    own = module.__dict__.get("_old_forward" if "_hf_hook" in module.__dict__ else "forward")
+    if own is not None and getattr(own, "__func__", own) not in (type(module).forward, *forwards):
+        return f"the forward of this {type(module).__name__} has been replaced"
+    return None
+
+
+def _called(head):
+    """All modules that a call of the head goes through: wrappers, the module in use, its adapters."""
+    chosen = _unwrapped(head)
+    yield from dict.fromkeys((head, getattr(head, "_fsdp_wrapped_module", head), chosen))
+    if _is_lora(chosen):
+        yield chosen.base_layer
+        yield from (chosen.lora_B[name] for name in _adapters(chosen))
+
+
 def _obstacle(head):
     """Why the logits are not hidden states times a weight that can be read here, or None."""
+    for module in _called(head):
+        why = intercepted(module)
+        if why is not None:
+            return why
     head = _unwrapped(head)
     if _is_lora(head):
         variants = [*getattr(head, "lora_variant", {}), *(name for name, on in getattr(head, "use_dora", {}).items() if on)]

@@ -8,7 +8,7 @@ class MISSING:
     """Stands for an attribute that was not there. (A class, so that copies of a model still know it.)"""
 
 
-_UNDO = "_liger_undo"  # in a patched module's dict: {attribute: (old, new)}
+UNDO = "_liger_undo"  # in a patched module's dict: {attribute: (old, new)}
 
 
 def still_calls(function, ours):
@@ -25,24 +25,27 @@ def set_on_module(module, name, value):
     current = module.__dict__.get(name, MISSING)
     if current == value:
         return False
-    undo = module.__dict__.setdefault(_UNDO, {})
+    undo = module.__dict__.setdefault(UNDO, {})
     undo[name] = (undo[name][0] if name in undo else current, value)
     module.__dict__[name] = value
     return True
 
 
-def restore_module(module):
-    """Takes back every `set_on_module`. -> (restored, names left because other code has replaced them since)"""
-    undo = module.__dict__.pop(_UNDO, {})
-    left = []
-    for name, (old, new) in undo.items():
+def restore_module(module, *names):
+    """Takes back `set_on_module`, of every attribute or of `names`. -> (restored, names left: other code has replaced them since)"""
+    undo, left = module.__dict__.get(UNDO, {}), []
+    found = [name for name in names or list(undo) if name in undo]
+    for name in found:
+        old, new = undo.pop(name)
         if module.__dict__.get(name, MISSING) != new:
             left.append(name)
         elif old is MISSING:
             del module.__dict__[name]
         else:
             module.__dict__[name] = old
-    return bool(undo), left
+    if not undo:
+        module.__dict__.pop(UNDO, None)
+    return bool(found), left
 
 
 @dataclasses.dataclass
@@ -67,16 +70,14 @@ def set_shared(owner, name, value, user):
     """Replaces `owner.name` for the whole process on behalf of `user`, a row's name or a model. -> whether it changed."""
     _shared[:] = [entry for entry in _shared if entry.in_place() or entry.owner is not owner or entry.name != name]  # overwritten since
     entry = next((e for e in _shared if e.owner is owner and e.name == name), None)
-    if entry is None:
+    changed = entry is None
+    if changed:
         old = vars(owner).get(name, MISSING)
         if old is value:
             return False
         entry = _Shared(owner, name, old, value)
         _shared.append(entry)
         setattr(owner, name, value)
-        changed = True
-    else:
-        changed = False
     (entry.types if isinstance(user, str) else entry.models).add(user)
     return changed
 
@@ -86,10 +87,11 @@ def replaced_by_us(owner, name):
     return next((e.old for e in _shared if e.owner is owner and e.name == name and e.in_place()), None)
 
 
-def restore_shared(user=None):
-    """Withdraws `user`'s wish, or (None) everybody's; names that nobody wants replaced any more go back. -> names restored"""
+def restore_shared(user=None, owner=None, *names):
+    """Withdraws `user`'s wish, or (None) everybody's, for everything or for what `owner` has (under `names`); what nobody wants
+    replaced any more goes back. -> names restored"""
     restored = []
-    for entry in reversed(_shared[:]):
+    for entry in reversed([e for e in _shared if owner in (None, e.owner) and (not names or e.name in names)]):
         if user is None:
             entry.types.clear()
             entry.models.clear()

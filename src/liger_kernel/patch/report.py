@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from liger_kernel.patch import journal
+
 
 @dataclasses.dataclass
 class Report:
@@ -24,6 +26,13 @@ class Report:
 
     def leave(self, where, why):
         self.left.append((where, why))
+
+    def off(self, where, why, was, now, *shared):
+        """What the call has turned off: left, unless others want one of the `shared` (owner, name) replaced."""
+        if any(journal.replaced_by_us(owner, name) for owner, name in shared):
+            self.changed(False, where, was, now)
+        else:
+            self.leave(where, why)
 
     def __str__(self):
         lines = [self.target]

@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import typing
 
 # Types of activation modules, by the function they compute.
 ACTIVATIONS = {
     "silu": ("SiLU", "SiLUActivation"),
     "gelu_tanh": ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation"),
+    "relu_squared": ("ReLUSquaredActivation",),
 }
 
 
@@ -23,21 +25,49 @@ class Replacement:
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """An RMSNorm class: `replacement` has a compatible constructor; the rest says how its forward rounds and scales."""
+    """An RMSNorm class: how its forward rounds and scales, and the class of ours that takes its name in the modelling module.
 
+    casting_mode None: transformers has changed it; the installed class is asked (`modules.casting_mode_of`).
+    """
+
+    flag: typing.ClassVar = "rms_norm"
     replacement: Replacement = Replacement("rms_norm", "LigerRMSNorm")
     offset: float = 0.0
-    casting_mode: str = "llama"
+    casting_mode: str | None = "llama"
     in_place: bool = True
     eps: str = "variance_epsilon"  # the attribute that holds it
+    weight: bool = True  # False: its modules may have none
+    rename: bool = True  # False: the constructors differ, so the class keeps its name and gets our forward
 
 
 @dataclasses.dataclass(frozen=True)
 class Glu:
     """A gated MLP class; modules with another activation than `activation` are left alone."""
 
+    flag: typing.ClassVar = "mlp"
     replacement: Replacement = Replacement("swiglu", "LigerSwiGLUMLP")
     activation: str = "silu"
+    rename: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNorm:
+    """A LayerNorm class, whose modules get our forward; their constructors differ."""
+
+    flag: typing.ClassVar = "layer_norm"
+    replacement: Replacement = Replacement("layer_norm", "LigerLayerNorm")
+    weight_offset: float = 0.0  # 1.0: weights stored around zero
+    rename: typing.ClassVar = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ReLUSquared:
+    """An MLP down(max(up(x), 0)^2), whose activation is replaced; modules with another activation are left alone."""
+
+    flag: typing.ClassVar = "relu_squared"
+    replacement: Replacement = Replacement("relu_squared", "LigerReLUSquared")
+    activation: typing.ClassVar = "relu_squared"
+    rename: typing.ClassVar = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +81,7 @@ class Head:
     file: str  # liger_kernel.transformers.model.<file>
     function: str = "lce_forward"
     backbone: str = "model"
-    head: str = "lm_head"
+    head: str = "lm_head"  # both are attribute paths
     scale: str | None = None
     softcap: str | None = None
     router_loss: bool = False  # the load-balancing loss of mixture-of-experts models
@@ -66,12 +96,17 @@ class Model:
 
     name: str  # apply_liger_kernel_to_<name>
     parameters: tuple = ()
-    norms: dict = dataclasses.field(default_factory=dict)  # class name -> Norm
-    mlps: dict = dataclasses.field(default_factory=dict)  # class name -> Glu
+    norms: dict = dataclasses.field(default_factory=dict)  # class name -> Norm or LayerNorm
+    mlps: dict = dataclasses.field(default_factory=dict)  # class name -> Glu or ReLUSquared
     ropes: dict = dataclasses.field(default_factory=dict)  # function name -> Replacement
     heads: dict = dataclasses.field(default_factory=dict)  # class name -> Head
+    left: dict = dataclasses.field(default_factory=dict)  # class or function name -> why it stays as it is
+    parts: tuple = ()  # names of rows whose classes and rotations this model is made of too
     types: tuple = ()  # values of config.model_type besides `name`
     modeling: str = ""  # modelling module, when it is not named like the model
+    accepts: tuple = ()  # classes that a model must be, or contain; () for any
+    rejects_with: type = TypeError  # raised for other models
+    tiny: dict = dataclasses.field(default_factory=dict)  # what a small configuration of this type needs, see `patch.tiny`
 
     @property
     def module(self):
@@ -79,14 +114,13 @@ class Model:
         return f"transformers.models.{name}.modeling_{name}"
 
     @property
+    def layers(self):
+        return {**self.norms, **self.mlps}
+
+    @property
     def mlp_flag(self):
         return "geglu" if "geglu" in dict(self.parameters) else "swiglu"
 
-
-# The two common signatures of apply_liger_kernel_to_*: (parameter, default), in positional order.
-SWIGLU_PARAMETERS = (
-    ("rope", True), ("cross_entropy", False), ("fused_linear_cross_entropy", True), ("rms_norm", True), ("swiglu", True), ("model", None),
-)
-GEGLU_PARAMETERS = tuple(("geglu", default) if name == "swiglu" else (name, default) for name, default in SWIGLU_PARAMETERS)
-
-HALF_ROPE = {"apply_rotary_pos_emb": Replacement("rope", "liger_rotary_pos_emb")}
+    def flag_of(self, spec):
+        """The option that turns layers of `spec`'s kind on."""
+        return self.mlp_flag if spec.flag == "mlp" else spec.flag

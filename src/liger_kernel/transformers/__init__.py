@@ -18,6 +18,7 @@ _HOME = {
     "LigerJSD": "jsd", "LigerKLDIVLoss": "kl_div", "LigerLayerNorm": "layer_norm", "LigerMHC": "mhc", "LigerMLP": "mlp",
     "LigerModulatedRMSNorm": "modulated_rms_norm", "LigerMultiTokenAttention": "multi_token_attention",
     "LigerPhi3SwiGLUMLP": "swiglu", "LigerPolyNorm": "poly_norm", "LigerQwen3MoeSwiGLUMLP": "swiglu", "LigerRMSNorm": "rms_norm",
+    "LigerRMSNormForMuseGlimmer": "rms_norm", "LigerRMSNormForMuseGlimmerTextCentered": "rms_norm",
     "LigerReLUSquared": "relu_squared", "LigerSoftmax": "softmax", "LigerSparsemax": "sparsemax", "LigerSwiGLUMLP": "swiglu",
     "LigerSwiGLUMLPForMuseGlimmer": "swiglu",
     "LigerTVDLoss": "tvd", "LigerTiledGEGLUMLP": "tiled_mlp", "LigerTiledSwiGLUMLP": "tiled_mlp",
@@ -29,6 +30,7 @@ _UNLISTED = ("LigerExperts", "LigerVocabParallelCrossEntropy")  # importable, bu
 # Names that need transformers, besides every apply_liger_kernel_to_*.
 _WITH_TRANSFORMERS = {
     "AutoLigerKernelForCausalLM": "auto_model", "_apply_liger_kernel": "monkey_patch", "_apply_liger_kernel_to_instance": "monkey_patch",
+    "fuse_residual_norms": "monkey_patch",
 }
 
 
@@ -42,9 +44,9 @@ def _has(module):
 
 
 def _apply_names():
-    from liger_kernel.patch.models import rows
+    from liger_kernel.patch.models import by_type
 
-    return [f"apply_liger_kernel_to_{name}" for name in rows()]
+    return [f"apply_liger_kernel_to_{model_type}" for model_type in by_type()]
 
 
 def _all():

@@ -26,7 +26,9 @@ from liger_kernel.patch.apply import apply_to_instance as _apply_liger_kernel_to
 from liger_kernel.patch.modules import bind_method as _bind_method_to_module  # noqa: E402
 from liger_kernel.patch.modules import patch_geglu_module as _patch_geglu_module  # noqa: E402
 from liger_kernel.patch.modules import patch_glu_module as _patch_swiglu_module  # noqa: E402
+from liger_kernel.patch.modules import patch_layer_norm_module as _patch_layer_norm_module  # noqa: E402
 from liger_kernel.patch.modules import patch_rms_norm_module as _patch_rms_norm_module  # noqa: E402
+from liger_kernel.patch.residual import fuse_residual_norms  # noqa: E402
 from liger_kernel.utils import PEFT_AVAILABLE  # noqa: E402
 
 IS_TRANSFORMERS_V5_OR_LATER = _transformers.major >= 5
@@ -35,7 +37,8 @@ globals().update(FUNCTIONS)
 
 __all__ = [
     "IS_TRANSFORMERS_V5_OR_LATER", "MIN_SUPPORTED_TRANSFORMERS_VERSION", "MODEL_TYPE_TO_APPLY_LIGER_FN", "PEFT_AVAILABLE",
-    "_apply_liger_kernel", "_apply_liger_kernel_to_instance", "_bind_method_to_module", "_patch_geglu_module", "_patch_rms_norm_module",
-    "_patch_swiglu_module", "kept_arguments", "logger",
+    "_apply_liger_kernel", "_apply_liger_kernel_to_instance", "_bind_method_to_module", "_patch_geglu_module", "_patch_layer_norm_module",
+    "_patch_rms_norm_module", "_patch_swiglu_module", "fuse_residual_norms", "kept_arguments",
+    "logger",
 ]
 __all__.extend(FUNCTIONS)

@@ -7,11 +7,14 @@ from liger_kernel.ops.rms_norm.modules import (
     LigerRMSNormForGemma3,
     LigerRMSNormForGemma4,
     LigerRMSNormForGlm4,
+    LigerRMSNormForMuseGlimmer,
+    LigerRMSNormForMuseGlimmerTextCentered,
     LigerRMSNormForOlmo2,
     LigerRMSNormForQwen3Next,
 )
 
 __all__ = [
     "LigerRMSNorm", "LigerRMSNormForGemma", "LigerRMSNormForGemma2", "LigerRMSNormForGemma3", "LigerRMSNormForGemma4",
-    "LigerRMSNormForGlm4", "LigerRMSNormForOlmo2", "LigerRMSNormForQwen3Next",
+    "LigerRMSNormForGlm4", "LigerRMSNormForMuseGlimmer", "LigerRMSNormForMuseGlimmerTextCentered", "LigerRMSNormForOlmo2",
+    "LigerRMSNormForQwen3Next",
 ]

@@ -24,5 +24,5 @@ def by_type():
 
 @functools.cache
 def known(kind):
-    """{class name: spec} over all rows; `kind` is "norms", "mlps" or "heads". Composite models hold other models' modules."""
+    """{class name: spec} over all rows; `kind` is "layers", "heads" or "left". Composite models hold other models' modules."""
     return {name: spec for row in rows().values() for name, spec in getattr(row, kind).items()}

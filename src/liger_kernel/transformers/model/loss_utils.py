@@ -109,21 +109,27 @@ def liger_causal_lm_loss(logits, labels, vocab_size, num_items_in_batch=None, ig
     reduction = "none" if use_token_scaling else "mean" if num_items_in_batch is None else "sum"
     result = functional.liger_cross_entropy(
         wide, target, ce_weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
-        lse_square_scale=lse_square_scale, return_token_accuracy=return_token_accuracy, return_predicted_tokens=return_predicted_tokens)
+        lse_square_scale=0.0 if use_token_scaling else lse_square_scale, return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens)
     if use_token_scaling:
-        result = _token_scaled(result, wide.detach(), target, ignore_index, ce_weight, num_items_in_batch is None)
+        result = _token_scaled(result, wide, target, ignore_index, ce_weight, lse_square_scale, num_items_in_batch is None)
     return result if num_items_in_batch is None else _per_item(result, num_items_in_batch)
 
 
-def _token_scaled(result, logits, target, ignore_index, ce_weight, mean):
-    """Per-row losses times the probability of their targets, summed, or divided by the count (or weight) of valid targets."""
+def _token_scaled(result, logits, target, ignore_index, ce_weight, lse_square_scale, mean):
+    """Per-row losses, and lse_square_scale lse^2, times the probability of the row's target, summed; for the mean, losses are
+    divided by the weight (or count) of the valid targets, and squares by their count."""
     loss, _, accuracy, predicted = unpack_cross_entropy_result(result)
     valid = target != ignore_index
     index = target.where(valid, 0)
-    probability = (logits.gather(1, index[:, None])[:, 0] - logits.logsumexp(-1)).exp()
-    total = (loss * probability.where(valid, 0)).sum()
+    lse = logits.logsumexp(-1)
+    probability = (logits.gather(1, index[:, None])[:, 0] - lse).exp().detach().where(valid, 0)
+    total, squares = (loss * probability).sum(), (lse_square_scale * lse.square() * probability).sum()
     if mean:
         total = total / (valid.sum() if ce_weight is None else ce_weight.to(total)[index].where(valid, 0).sum()).clamp(min=1e-30)
+        squares = squares / valid.sum().clamp(min=1)
+    if lse_square_scale:
+        total = total + squares
     if torch.is_tensor(result):
         return total
     accuracy = None if accuracy is None else accuracy.sum() / valid.sum().clamp(min=1)

@@ -1,0 +1,5 @@
+"""Dynamic Tanh."""
+
+from liger_kernel.ops.dyt import LigerDyT, LigerDyTFunction
+
+__all__ = ["LigerDyT", "LigerDyTFunction"]

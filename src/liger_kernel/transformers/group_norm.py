@@ -1,0 +1,5 @@
+"""Group normalisation."""
+
+from liger_kernel.ops.group_norm import LigerGroupNorm, LigerGroupNormFunction
+
+__all__ = ["LigerGroupNorm", "LigerGroupNormFunction"]

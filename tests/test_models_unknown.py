@@ -1,0 +1,135 @@
+"""Models without a row, by structure: what is the same is replaced, what is not stays."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from liger_kernel.patch import compare, patch_model, structure, tiny, unpatch
+from liger_kernel.patch.models import by_type
+from liger_kernel.transformers import monkey_patch
+
+_EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=48)
+CHANGES = {
+    "glm4_moe": dict(_EXPERTS, head_dim=16, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
+    "seed_oss": dict(head_dim=16, residual_dropout=0.0, attention_dropout=0.0),
+    "cohere": {}, "ernie4_5": {}, "helium": dict(head_dim=16), "olmoe": dict(_EXPERTS, num_experts=4), "starcoder2": {},
+}
+# (casting mode of the norms or None, gated MLP, rotation, whether the loss is fused)
+FOUND = {
+    "glm4_moe": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb", True),
+    "seed_oss": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb", True),
+    "cohere": (None, "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved_table", False),  # centred norms, scaled logits
+    "ernie4_5": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved", True),
+    "helium": ("gemma", "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved", True),
+    "olmoe": ("llama", None, "liger_rotary_pos_emb", True),
+    "starcoder2": (None, None, "liger_rotary_pos_emb", True),  # no gate
+}
+
+
+@pytest.fixture(autouse=True)
+def _undo():
+    yield
+    unpatch()
+
+
+@pytest.mark.parametrize("model_type", FOUND)
+def test_found(model_type):
+    """None of these types has a row; the row that their classes amount to, and fp32 logits, loss and gradients with it."""
+    assert model_type not in by_type()
+    plain = tiny.causal_lm(model_type, **CHANGES[model_type])
+    casting_mode, mlp, rope, head = FOUND[model_type]
+    row = structure.row_of(plain)
+    assert {spec.casting_mode for spec in row.norms.values()} == ({casting_mode} if casting_mode else set())
+    assert {spec.replacement.name for spec in row.mlps.values()} == ({mlp} if mlp else set())
+    assert [replacement.name for replacement in row.ropes.values()] == [rope] and bool(row.heads) == head
+    model = copy.deepcopy(plain)
+    theirs = compare.run(plain)
+    report = structure.patch_unknown(model)
+    assert [w for _, _, w in report.replaced if "rotary" in w] and ("unknown" in str(report)) == head
+    d = compare.distance(compare.run(model), theirs)
+    assert d.logits <= 1e-5 and d.loss <= 1e-5 and d.gradients <= 5e-5, d
+    if head:
+        assert model(**compare.inputs()).logits is None
+    assert not structure.patch_unknown(model).replaced
+    unpatch(model)
+    assert "Liger" not in repr(model) and torch.equal(compare.run(model).logits, theirs.logits)
+
+
+@pytest.mark.parametrize("name, like", [
+    ("llama", ("llama", 0.0)), ("olmo2", ("gemma", 0.0)), ("gpt_oss", ("gemma", 0.0)), ("gemma2", ("gemma", 1.0)),
+    ("qwen3_next", ("gemma", 1.0)),
+])
+def test_agrees_with_the_tables(name, like):
+    """On families that have a row, the probe finds what the row says."""
+    model, row = tiny.causal_lm(name), by_type()[name]
+    found = structure.row_of(model)
+    assert found.norms and {(spec.casting_mode, spec.offset) for spec in found.norms.values()} == {like}
+    assert set(found.norms) <= set(row.norms)
+    assert {n: spec.replacement.load().forward for n, spec in found.mlps.items()}.keys() <= row.mlps.keys()
+    assert found.ropes in ({}, row.ropes)
+
+
+def test_nothing_alike():
+    """A gated norm, an MLP with multipliers, a norm with another rule: left."""
+    falcon = structure.row_of(tiny.causal_lm("falcon_h1"))
+    assert "FalconH1RMSNormGated" not in falcon.norms and not falcon.mlps and not falcon.heads
+    blt = __import__("transformers.models.blt.modeling_blt", fromlist=["x"])
+    assert structure._rope_of(blt.apply_rotary_pos_emb) != structure._ROPES[0]  # H's text over another rotate_half
+
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+        def forward(self, x):
+            return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2 * self.variance_epsilon)
+
+    assert structure._norm_of(Odd()) is None
+
+
+def test_bf16_and_evaluation():
+    """Probes are the same for a bf16 model in evaluation mode; their inputs are their own."""
+    model = tiny.causal_lm("helium", **CHANGES["helium"]).bfloat16().eval()
+    state = copy.deepcopy(model.state_dict())
+    assert structure.row_of(model).norms == structure.row_of(model.float().train()).norms
+    assert all(torch.equal(a, b) for a, b in zip(model.bfloat16().state_dict().values(), state.values(), strict=True))
+
+
+def test_flags_and_dispatch():
+    """Flags as everywhere; the function may be entered into the table, which both dispatchers look at."""
+    model = tiny.causal_lm("ernie4_5")
+    report = structure.patch_unknown(model, rope=False, swiglu=False, fused_linear_cross_entropy=False)
+    assert {now for *_, now in report.replaced} == {"LigerRMSNorm"}
+    unpatch(model)
+    with pytest.raises(AssertionError):
+        structure.patch_unknown(model, cross_entropy=True)
+    with pytest.raises(ValueError, match="no row for model type 'ernie4_5'"):
+        patch_model(model)
+    table = monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN
+    table["ernie4_5"] = structure.apply_liger_kernel_to_unknown
+    try:
+        monkey_patch._apply_liger_kernel_to_instance(model, swiglu=False, use_reentrant=True)
+        assert "LigerRMSNorm" in repr(model) and "LigerSwiGLUMLP" not in repr(model)
+        with pytest.raises(ValueError, match="needs the model"):
+            monkey_patch._apply_liger_kernel("ernie4_5")
+    finally:
+        del table["ernie4_5"]
+
+
+def test_forward_can_be_found_again():
+    """A patched head's forward has a module and a name, as pickling needs."""
+    model = tiny.causal_lm("ernie4_5")
+    structure.patch_unknown(model)
+    function = model.forward.__func__
+    assert pickle.loads(pickle.dumps(function)) is function
+    from liger_kernel.transformers.model import unknown
+
+    with pytest.raises(AttributeError):
+        unknown.cohere__CohereForCausalLM  # noqa: B018
+
+
+def test_known_types_go_by_their_rows():
+    model = tiny.causal_lm("llama")
+    assert "llama.lce_forward" in str(structure.patch_unknown(model))
