@@ -41,3 +41,14 @@ def descendant(t):
     """A tensor without elements that autograd knows as made from `t`, and that holds none of its memory."""
     with torch.enable_grad():
         return t[:0].clone()
+
+
+def without_gradient(ctx, *outputs):
+    """Marks the outputs that are not None as not differentiable. torch 2.11's compiler cannot trace the call; there the backward
+    leaves their gradients out all the same."""
+    outputs = [t for t in outputs if t is not None]
+    if outputs and not (_OLD_COMPILER and torch.compiler.is_compiling()):
+        ctx.mark_non_differentiable(*outputs)
+
+
+_OLD_COMPILER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)

@@ -1,7 +1,8 @@
 """Patching Hugging Face models: `patch_model`, `patch_classes`, `unpatch`. The public apply_liger_kernel_to_* functions, in
 `liger_kernel.transformers`, call these."""
 
-_HOME = {"patch_model": "engine", "patch_classes": "engine", "unpatch": "engine", "Report": "report"}
+_HOME = {"patch_model": "engine", "patch_classes": "engine", "unpatch": "engine", "Report": "report",
+         "patch_unknown": "structure", "fuse_residual_norms": "residual"}
 
 
 def __getattr__(name):

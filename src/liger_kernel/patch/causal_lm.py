@@ -171,7 +171,7 @@ class PatchedForward:
         kept = arguments.pop("logits_to_keep", 0)
         loss_arguments = {name: arguments.pop(name) for name in HF_LOSS_ARGUMENTS if arguments.get(name) is not None}
         if self.head.router_loss and arguments.get("output_router_logits") is None:
-            arguments["output_router_logits"] = model.config.get_text_config().output_router_logits
+            arguments["output_router_logits"] = getattr(model.config.get_text_config(), "output_router_logits", False)
 
         fused = skip_logits and head_weight.can_fuse(head)
         target = loss_utils.shifted(labels, loss_arguments.get("ignore_index", -100)) if shift_labels is None else shift_labels

@@ -121,7 +121,8 @@ def _patch_module(name, module, row, flags, report):
     spec = spec_of("layers", cls, row)
     if spec is not None:
         flag = row.flag_of(spec)
-        why = modules.mismatch(spec, module) if flags.get(flag) else f"{flag} is off" if flag in flags else f"{row.name} has no option {flag}"
+        off = f"{flag} is off" if flag in flags else f"{row.name} has no option {flag}"
+        why = modules.mismatch(spec, module) if flags.get(flag) else off
         if why is None:
             new = modules.patch_layer(spec, module)
             report.changed(new, name, kind, spec.replacement.name if module._get_name() == kind else module._get_name())

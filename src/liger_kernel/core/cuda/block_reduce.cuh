@@ -14,8 +14,11 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// 1 / sqrt(x), both steps correctly rounded: rsqrtf may be two units off, which shows in fp32 results. Once a row, it costs nothing.
-__device__ __forceinline__ float reciprocal_root(float x) { return __frcp_rn(__fsqrt_rn(x)); }
+// 1 / sqrt(x) within a unit in the last place: rsqrtf, which may be two off, and a Newton step. 0 and infinity as rsqrtf.
+__device__ __forceinline__ float reciprocal_root(float x) {
+  const float r = rsqrtf(x), error = fmaf(-(x * r), r, 1.f);
+  return fabsf(error) < 1.f ? fmaf(0.5f * r, error, r) : r;
+}
 
 // Every thread of a one-dimensional block gets the sum. `scratch` holds one float per warp (at most 32); two calls in a row need two
 // scratches, or a

@@ -145,10 +145,11 @@ __global__ void __launch_bounds__(kRowMaxForwardThreads) rms_forward(Args a, int
   float squares = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    float values[kSize];
+    float values[kSize], part = 0;  // short chains of additions
     held[v].to_float(values);
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) squares += values[i] * values[i];
+    for (int i = 0; i < kSize; ++i) part += values[i] * values[i];
+    squares += part;
   }
 
   // 2. Finish the reduction.
@@ -321,7 +322,11 @@ __global__ void __launch_bounds__(512) rms_forward_wide(Args a) {
       for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) s[j] = narrow<T>(widen(x[j]) + widen(residual[j]));
       normal = s;  // each thread reads what it wrote itself
     }
-    for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) squares += widen(normal[j]) * widen(normal[j]);
+    for (int64_t first = threadIdx.x; first < a.cols; first += 8 * blockDim.x) {
+      float part = 0;  // short chains of additions
+      for (int64_t j = first; j < first + 8 * blockDim.x && j < a.cols; j += blockDim.x) part += widen(normal[j]) * widen(normal[j]);
+      squares += part;
+    }
     const float rstd = rstd_of<T>(block_sum(squares, scratch[turn]) / static_cast<float>(a.cols), a.eps, a.rounding);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
     visit_rounding(a.rounding, [&]<Rounding kRounding>() {

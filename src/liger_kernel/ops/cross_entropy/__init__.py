@@ -6,7 +6,7 @@ import dataclasses
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.tensors import as_rows, gather_dtensor, in_leaf, rows_apart
 from liger_kernel.ops.cross_entropy import labels
 
@@ -130,9 +130,7 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
                 torch.autograd.graph.increment_version(x)
             ctx.save_for_backward(grad, None if compiling else descendant(_input))
             ctx.shape = _input.shape
-        extra = [t for t in (z, hit, prediction) if t is not None]
-        if extra:  # torch 2.11's compiler refuses a call without arguments
-            ctx.mark_non_differentiable(*extra)
+        without_gradient(ctx, z, hit, prediction)
         return loss, z, hit, prediction
 
     @staticmethod

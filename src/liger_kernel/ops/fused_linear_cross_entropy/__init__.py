@@ -4,7 +4,7 @@ The arithmetic per row is that of :mod:`liger_kernel.ops.cross_entropy`."""
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import CrossEntropyOutput, check_class_weight, check_flags, check_loss_options, labels
 
@@ -192,9 +192,7 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
         else:
             trained = () if torch.compiler.is_compiling() else [t for t in (_input, weight, bias) if t is not None and t.requires_grad]
             ctx.save_for_backward(*grads, *map(descendant, trained))
-        extra = [t for t in (z, hit, prediction) if t is not None]
-        if extra:  # torch 2.11's compiler refuses a call without arguments
-            ctx.mark_non_differentiable(*extra)
+        without_gradient(ctx, z, hit, prediction)
         return loss, z, hit, prediction
 
     @staticmethod

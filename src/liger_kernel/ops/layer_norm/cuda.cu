@@ -56,14 +56,16 @@ __global__ void __launch_bounds__(kMaxForwardThreads) forward_registers(ForwardA
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (column_of(v) >= cols) break;
-        float values[kSize];
+        float values[kSize], sum = 0, squares = 0;  // short chains of additions
         held[v].to_float(values);
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
           const float d = values[i] - pivot;
-          about.x += d;
-          about.y += d * d;
+          sum += d;
+          squares += d * d;
         }
+        about.x += sum;
+        about.y += squares;
       }
       return block_sum2(about, scratch[turn ^= 1]);
     });
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads) forward_registers(ForwardA
       load_columns(weight, column, a.weight_offset, 1.f, w);
       load_columns(bias, column, 0.f, 0.f, b);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) values[i] = ((values[i] - s.pivot) * s.rstd + s.shift) * w[i] + b[i];
+      for (int i = 0; i < kSize; ++i) values[i] = (values[i] - s.pivot - s.correction) * s.rstd * w[i] + b[i];
       Vec<T>::from_float(values).store_streaming(y + column);
     }
   }
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(512) forward_wide_kernel(ForwardArgs a) {
     for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
       const float w = a.weight ? read(a.weight, a.weight_dtype, j) + a.weight_offset : 1.f;
       const float b = a.bias ? read(a.bias, a.bias_dtype, j) : 0.f;
-      y[j] = narrow<T>(((widen(x[j]) - s.pivot) * s.rstd + s.shift) * w + b);
+      y[j] = narrow<T>((widen(x[j]) - s.pivot - s.correction) * s.rstd * w + b);
     }
   }
 }
