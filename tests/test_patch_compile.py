@@ -84,6 +84,8 @@ def test_inductor_bf16():
 @pytest.mark.parametrize("kind, level", [("gemma2", "instance"), ("gemma4_text", "class"), ("deepseek_v3", "instance")])
 def test_other_families(kind, level):
     """Capped logits, norms without a weight, pairs of channels, class-level forwards that choose: fullgraph too."""
+    if kind != "gemma2" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        pytest.skip("torch 2.11 cannot compile transformers' own experts in one graph")
     row, inputs = by_type()[kind], compare.inputs(length=12)
     plain = tiny.causal_lm(kind, **compare.all_experts(row)).train()
     model = copy.deepcopy(plain)

@@ -152,6 +152,8 @@ def test_class_level_pickle_and_others():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compile(checkpointing):
+    if checkpointing and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        pytest.skip("torch 2.11 breaks the graph at the checkpointed layer")
     torch._dynamo.reset()
     plain = tiny.causal_lm("llama", num_hidden_layers=1)
     model = copy.deepcopy(plain).train()

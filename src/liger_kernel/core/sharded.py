@@ -6,8 +6,8 @@ import torch
 from liger_kernel.core.tensors import gather_dtensor
 
 
-def on_shards(function, tensors, parameters=(), whole=(-1,)):
-    """`function(*tensors, *parameters)` of this rank's part.
+def on_shards(function, tensors, parameters=(), options=(), whole=(-1,)):
+    """`function(*tensors, *parameters, *options)`, of this rank's part where there are DTensors.
 
     Args:
         tensors: of one shape. The first DTensor among them decides how all lie, except that no rank's part is cut along the
@@ -18,11 +18,13 @@ def on_shards(function, tensors, parameters=(), whole=(-1,)):
     Returns:
         What `function` returns, one tensor of that shape or several: DTensors where one of `tensors` is one, plain otherwise.
     """
+    if not any(hasattr(t, "to_local") for t in (*tensors, *parameters)):
+        return function(*tensors, *parameters, *options)
     layout = Layout.of(*tensors, whole=[d % tensors[0].ndim for d in whole])
-    parameters = [gather_dtensor(t) for t in parameters]
+    parameters = map(gather_dtensor, parameters)
     if layout is None:
-        return function(*tensors, *parameters)
-    result = function(*map(layout.local, tensors), *map(layout.parameter, parameters))
+        return function(*tensors, *parameters, *options)
+    result = function(*map(layout.local, tensors), *map(layout.parameter, parameters), *options)
     return tuple(map(layout.wrap, result)) if isinstance(result, tuple) else layout.wrap(result)
 
 

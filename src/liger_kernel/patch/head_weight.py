@@ -62,7 +62,8 @@ def intercepted(module, harmless=_HARMLESS, forwards=()):
         if getattr(torch.nn.modules.module, f"_global{name}"):
             return f"there are global {name.strip('_').replace('_', ' ')}"
     own = module.__dict__.get("_old_forward" if "_hf_hook" in module.__dict__ else "forward")
-    if own is not None and getattr(own, "__func__", own) not in (type(module).forward, *forwards):
+    own = getattr(own, "__func__", own)
+    if own is not None and not any(own is known for known in (type(module).forward, *forwards)):
         return f"the forward of this {type(module).__name__} has been replaced"
     return None
 

@@ -142,12 +142,23 @@ class Yardsticks:
         cuda = device != "cpu"
         count = (1 << 28) if cuda else (1 << 24)  # fp32: 1 GiB, 64 MiB
         source, target = torch.ones(count, device=device), torch.empty(count, device=device)
-        self.copy_bytes = 2 * 4 * count
-        # On CUDA a kernel that reads and writes: a captured copy_ becomes a copy-engine node at two thirds of the bandwidth.
-        self.copy = lambda _: torch.neg(source, out=target) if cuda else target.copy_(source)
+        self.source, self.target, self.cuda = source, target, cuda
         n = 8192 if cuda else 1024
         a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
         c = torch.empty_like(a)
         self.gemm_flops = 2 * n**3
         self.gemm_name = f"{n}^3 {'bf16' if cuda else 'fp32'}"
         self.gemm = lambda _: torch.mm(a, b, out=c)
+
+    def copy_of(self, moved):
+        """(call, input sets, bytes moved by a call) of a copy that moves as many bytes as the case does: a kernel's start and end
+        cost a short copy as much of its bandwidth as they cost the op. On the CPU always the whole buffer."""
+        if not self.cuda:
+            return lambda _: self.target.copy_(self.source), 1, 8 * self.source.numel()
+        count = min(max(moved // 8, 1 << 22), self.source.numel())
+        pairs = list(zip(self.source.split(count), self.target.split(count), strict=True))[: self.source.numel() // count]
+
+        def call(i):  # a kernel that reads and writes: a captured copy_ becomes a copy-engine node at two thirds of the bandwidth
+            torch.neg(pairs[i][0], out=pairs[i][1])
+
+        return call, len(pairs), 8 * count

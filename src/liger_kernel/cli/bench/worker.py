@@ -146,16 +146,18 @@ def run_case(op, case, config, yardsticks):
                 emit(event="failed", op=op, case=case.name, contender=name, error=error)
         gemm, gemm_flops, gemm_name = (
             case.yardstick() if case.yardstick else (yardsticks.gemm, yardsticks.gemm_flops, yardsticks.gemm_name))
-        rulers = {"copy": yardsticks.copy} | ({"gemm": gemm} if case.flops else {})
-        rulers = {name: clock.CpuTimer(call) if device == "cpu" else clock.CudaTimer(call, 1) for name, call in rulers.items()}
+        moved = case.forward_bytes + (case.backward_bytes if grad else 0)
+        copy, copy_sets, copy_bytes = yardsticks.copy_of(moved)
+        rulers = {"copy": (copy, copy_sets)} | ({"gemm": (gemm, 1)} if case.flops else {})
+        rulers = {name: clock.CpuTimer(call) if device == "cpu" else clock.CudaTimer(call, sets) for name, (call, sets) in rulers.items()}
         turns = wait_for_turn if config["paired"] else lambda: None
         rounds = clock.interleave([*timers.values(), *rulers.values()], config["rounds"], turns)
         key = "wall_ms" if device == "cpu" else "kernel_ms"
         ruler_ms = {name: timer.result()[key]["median"] for name, timer in rulers.items()}
         emit(event="result", op=op, case=case.name, **{"pass": PASSES[grad]},
-             bytes=case.forward_bytes + (case.backward_bytes if grad else 0), flops=case.flops if grad else 0,
+             bytes=moved, flops=case.flops if grad else 0,
              input_sets=len(inputs), rounds=rounds,
-             copy_gb_s=yardsticks.copy_bytes / ruler_ms["copy"] / 1e6,
+             copy_gb_s=copy_bytes / ruler_ms["copy"] / 1e6,
              gemm_tflop_s=gemm_flops / ruler_ms["gemm"] / 1e9 if case.flops else None,
              gemm=gemm_name if case.flops else None,
              contenders={name: timer.result() | {"peak_bytes": peaks[name]} for name, timer in timers.items()})

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads) forward_registers(ForwardA
       load_columns(weight, column, a.weight_offset, 1.f, w);
       load_columns(bias, column, 0.f, 0.f, b);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) values[i] = (values[i] - s.pivot - s.correction) * s.rstd * w[i] + b[i];
+      for (int i = 0; i < kSize; ++i) values[i] = (values[i] - s.mean - s.rest) * s.rstd * w[i] + b[i];
       Vec<T>::from_float(values).store_streaming(y + column);
     }
   }
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(512) forward_wide_kernel(ForwardArgs a) {
     for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
       const float w = a.weight ? read(a.weight, a.weight_dtype, j) + a.weight_offset : 1.f;
       const float b = a.bias ? read(a.bias, a.bias_dtype, j) : 0.f;
-      y[j] = narrow<T>((widen(x[j]) - s.pivot - s.correction) * s.rstd * w + b);
+      y[j] = narrow<T>((widen(x[j]) - s.mean - s.rest) * s.rstd * w + b);
     }
   }
 }

@@ -25,9 +25,9 @@ __device__ __forceinline__ float2 block_sum2(float2 v, float2* scratch) {
   return total;
 }
 
-// hat = (x - pivot - correction) rstd.
+// hat = (x - mean - rest) rstd.
 struct Statistics {
-  float pivot, correction, mean, rstd;
+  float mean, rest, rstd;
 };
 // From sum(pivot), the row's sums of x - pivot and of its square. `pivot` is the mean of a few columns; where that is over a
 // standard deviation from the row's, the sums are taken again about what they gave for the row's. x - pivot is exact where it
@@ -44,7 +44,9 @@ __device__ __forceinline__ Statistics statistics(float pivot, int64_t cols, floa
     pivot += correction;
   }
   const float rstd = reciprocal_root((variance < 0 ? 0.f : variance) + eps);
-  return {.pivot = pivot, .correction = correction, .mean = pivot + correction, .rstd = rstd};
+  // x - mean rounds once. What the mean itself was rounded by shows only where it is large against the row's spread.
+  const float mean = pivot + correction, rest = pivot - mean + correction;
+  return {.mean = mean, .rest = mean * mean <= variance ? 0.f : rest, .rstd = rstd};
 }
 
 }  // namespace
