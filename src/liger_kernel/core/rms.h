@@ -26,7 +26,8 @@ struct RowPlan {
 
 inline std::string describe(const RowPlan& p) {
   return std::to_string(p.lanes) + " threads a row x " + std::to_string(p.vectors) + " vectors of 16 bytes, " +
-         (p.blocks ? std::to_string(p.blocks) + " blocks, " + std::to_string(p.stages) + " rows staged" : "no block persists");
+         (p.blocks ? std::to_string(p.blocks) + " blocks, " + std::to_string(p.stages) + " rows staged"
+                   : std::to_string(p.threads / p.lanes) + " rows a block");
 }
 
 constexpr int kRowMaxForwardThreads = 512;

@@ -45,8 +45,8 @@ TEST(RowPlan, CoversTheRowAndFitsTheDevice) {
 TEST(RowPlan, ModelShapesOnHopper) {
   const Machine hopper = gpu(90, 132, 227);
   const auto plan = [&](int64_t cols, int streams) { return describe(plan_rows_backward(16384, cols, DType::kBF16, streams, hopper)); };
-  EXPECT_EQ(describe(plan_rows_forward(128, DType::kBF16)), "8 threads a row x 2 vectors of 16 bytes, one block a row");
-  EXPECT_EQ(describe(plan_rows_forward(4096, DType::kBF16)), "128 threads a row x 4 vectors of 16 bytes, one block a row");
+  EXPECT_EQ(describe(plan_rows_forward(128, DType::kBF16)), "8 threads a row x 2 vectors of 16 bytes, 16 rows a block");
+  EXPECT_EQ(describe(plan_rows_forward(4096, DType::kBF16)), "128 threads a row x 4 vectors of 16 bytes, 1 rows a block");
   EXPECT_EQ(plan(128, 2), "16 threads a row x 1 vectors of 16 bytes, 528 blocks, 3 rows staged");
   EXPECT_EQ(plan(4096, 2), "256 threads a row x 2 vectors of 16 bytes, 264 blocks, 3 rows staged");
   EXPECT_EQ(plan(4096, 3), "256 threads a row x 2 vectors of 16 bytes, 264 blocks, 3 rows staged");
