@@ -18,7 +18,10 @@ def on_shards(function, tensors, parameters=(), options=(), whole=(-1,)):
     Returns:
         What `function` returns, one tensor of that shape or several: DTensors where one of `tensors` is one, plain otherwise.
     """
-    if not any(hasattr(t, "to_local") for t in (*tensors, *parameters)):
+    for t in (*tensors, *parameters):
+        if hasattr(t, "to_local"):
+            break
+    else:
         return function(*tensors, *parameters, *options)
     layout = Layout.of(*tensors, whole=[d % tensors[0].ndim for d in whole])
     parameters = map(gather_dtensor, parameters)

@@ -2,6 +2,7 @@
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 
 def unit_stride(t):
@@ -51,5 +52,5 @@ def in_leaf(t):
 
 
 def has_values(t):
-    """Whether the host may read `t`: not of a tensor that stands for its shape alone (meta, FakeTensor)."""
-    return not (t.is_meta or isinstance(t, FakeTensor))
+    """Whether the host may read `t`: not of a tensor that stands for its shape alone (meta, FakeTensor), or is being traced."""
+    return not (t.is_meta or isinstance(t, (FakeTensor, FunctionalTensor)))

@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from liger_kernel.core.sharded import as_module_takes
 from liger_kernel.core.tensors import gather_dtensor
 
 logger = logging.getLogger("liger_kernel")
@@ -168,7 +169,7 @@ def _loss(head, hidden, labels, **loss_arguments):
 
     base = head.base_layer if _is_lora(head) else head
     with _gathered(base.weight):
-        hidden = hidden.to(base.weight.device)
+        hidden = as_module_takes(base, hidden.to(base.weight.device))
         if base is head:
             weight, bias = gather_dtensor(head.weight), head.bias
         else:

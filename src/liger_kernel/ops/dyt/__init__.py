@@ -5,7 +5,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import gather_dtensor, rows_or_whole, shaped, unit_stride
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerDyTFunction"]
 
@@ -27,8 +28,8 @@ class LigerDyTFunction(torch.autograd.Function):
     """`apply(x, alpha, gamma, beta)`; see :func:`liger_dyt`. Saves x and the parameters; gradients have memory of their own."""
 
     @classmethod
-    def apply(cls, *arguments):
-        return super().apply(*map(gather_dtensor, arguments))  # out here, a DTensor gets a DTensor gradient
+    def apply(cls, x, alpha, gamma, beta):
+        return on_shards(super().apply, (x,), (alpha, gamma, beta))  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, x, alpha, gamma, beta):

@@ -7,7 +7,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import as_rows, gather_dtensor, rows_or_whole, shaped, unit_stride
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerFusedAddRMSNormFunction", "fused_add_rms_norm_forward", "fused_add_rms_norm_backward"]
 
@@ -62,8 +63,7 @@ class LigerFusedAddRMSNormFunction(torch.autograd.Function):
 
     @classmethod
     def apply(cls, X, R, W, *options):
-        # out here, a DTensor gets a DTensor gradient
-        return super().apply(gather_dtensor(X), gather_dtensor(R), gather_dtensor(W), *options)
+        return on_shards(super().apply, (X, R), (W,), options)  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, X, R, W, eps, offset=0.0, casting_mode="llama", in_place=False):
@@ -102,11 +102,11 @@ def fused_add_rms_norm(X, R, W, eps=1e-6, offset=0.0, casting_mode="llama", in_p
         casting_mode: "llama" rounds s * rstd to X's dtype, then multiplies; "gemma" multiplies in fp32 and rounds last (also
             OLMo-2, GPT-OSS); "none" rounds every step.
         in_place: changes nothing; gradients always go to memory of their own.
-        X, R and W may be DTensors, whose full value is taken.
+        DTensors X and R keep their placements, but for whole rows on every rank; of a DTensor W the full value is taken.
 
     Returns:
-        (y, s), both [..., H] in X's dtype, plain tensors. s is rounded before it is normalised, as eager code does. Statistics and products
-        are fp32.
+        (y, s), both [..., H] in X's dtype, DTensors if X or R is one. s is rounded before it is normalised, as eager code does.
+        Statistics and products are fp32.
 
     Raises:
         AssertionError: W's length is not H, or the casting mode is unknown.

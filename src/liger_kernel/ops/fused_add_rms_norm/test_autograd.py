@@ -197,8 +197,8 @@ def test_public_forms(device):
 
 
 def test_replicated_dtensors():
-    """C97: plain activations with a replicated weight, and DTensors everywhere; results are plain tensors, and the gradient of a
-    DTensor is one."""
+    """C97: plain activations with a replicated weight, and DTensors everywhere; results are DTensors where x is one, and the
+    gradient of a DTensor is one."""
     dist = pytest.importorskip("torch.distributed")
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init_device_mesh
 
@@ -211,6 +211,8 @@ def test_replicated_dtensors():
             leaves = [distribute_tensor(t, mesh, [Replicate()]) if i in spread else t.clone() for i, t in enumerate((x, r, w))]
             leaves = [t.requires_grad_() for t in leaves]
             y, s = fused_add_rms_norm(*leaves)
+            assert isinstance(y, DTensor) == isinstance(s, DTensor) == (0 in spread)
+            y, s = (t.full_tensor() if isinstance(t, DTensor) else t for t in (y, s))
             assert torch.equal(y, want[0]) and torch.equal(s, want[1])
             torch.autograd.backward((y, s), (dy, ds))
             for leaf, grad in zip(leaves, want[2:], strict=True):

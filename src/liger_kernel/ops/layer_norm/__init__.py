@@ -6,7 +6,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import as_rows, gather_dtensor, rows_or_whole, shaped, unit_stride
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerLayerNormFunction", "layer_norm_forward", "layer_norm_backward"]
 
@@ -36,7 +37,7 @@ class LigerLayerNormFunction(torch.autograd.Function):
 
     @classmethod
     def apply(cls, X, W, B, *options):
-        return super().apply(gather_dtensor(X), gather_dtensor(W), gather_dtensor(B), *options)  # a DTensor gets a DTensor gradient
+        return on_shards(super().apply, (X,), (W, B), options)  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, X, W, B, eps, weight_offset=0.0):

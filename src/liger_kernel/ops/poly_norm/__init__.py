@@ -7,7 +7,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import gather_dtensor, rows_or_whole, shaped, unit_stride
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerPolyNormFunction", "poly_norm_forward", "poly_norm_backward"]
 
@@ -33,8 +34,8 @@ class LigerPolyNormFunction(torch.autograd.Function):
     """`apply(X, W, B, eps=1e-6, in_place=True)`; see :func:`liger_poly_norm`."""
 
     @classmethod
-    def apply(cls, *arguments):
-        return super().apply(*map(gather_dtensor, arguments))  # out here, a DTensor gets a DTensor gradient
+    def apply(cls, X, W, B, *options):
+        return on_shards(super().apply, (X,), (W, B), options)  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, X, W, B, eps=1e-6, in_place=True):

@@ -4,7 +4,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import gather_dtensor, rows_or_whole, shaped
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import rows_or_whole, shaped
 
 EXPORTS = ["LigerReLUSquaredFunction", "relu_squared_forward", "relu_squared_backward"]
 
@@ -27,8 +28,8 @@ class LigerReLUSquaredFunction(torch.autograd.Function):
     """`apply(X)`; see :func:`liger_relu_squared`. Saves x alone; the gradient has memory of its own, so a second backward is right."""
 
     @classmethod
-    def apply(cls, *arguments):
-        return super().apply(*map(gather_dtensor, arguments))  # out here, a DTensor gets a DTensor gradient
+    def apply(cls, X):
+        return on_shards(super().apply, (X,), whole=())  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, X):

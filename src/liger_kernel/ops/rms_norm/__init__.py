@@ -6,7 +6,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
-from liger_kernel.core.tensors import as_rows, gather_dtensor, rows_or_whole, shaped, unit_stride
+from liger_kernel.core.sharded import on_shards
+from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerRMSNormFunction", "rms_norm_forward", "rms_norm_backward"]
 
@@ -43,7 +44,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
 
     @classmethod
     def apply(cls, X, W, *options):
-        return super().apply(gather_dtensor(X), gather_dtensor(W), *options)  # out here, a DTensor gets a DTensor gradient
+        return on_shards(super().apply, (X,), (W,), options)  # out here, a DTensor gets a DTensor gradient
 
     @staticmethod
     def forward(ctx, X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
@@ -71,16 +72,16 @@ def rms_norm(x, weight, eps=1e-6, *, weight_offset=0.0, casting_mode="llama"):
 
     Args:
         x: [..., H], fp32, bf16 or fp16, any strides.
-        weight: [H], any of those dtypes, or None for no weight (the offset is then unused). Of a DTensor, as of x, the full value
-            is taken.
+        weight: [H], any of those dtypes, or None for no weight (the offset is then unused). Of a DTensor the full value is
+            taken.
         eps: added to the mean square.
-        weight_offset: added to the weight in fp32;
-1.0 for weights stored around zero(Gemma).casting_mode :
-    "llama" rounds x* rstd to x's dtype, then multiplies; "gemma" multiplies in fp32 and rounds last (also OLMo - 2, GPT - OSS);
-"none" rounds every step.
+        weight_offset: added to the weight in fp32; 1.0 for weights stored around zero (Gemma).
+        casting_mode: "llama" rounds x * rstd to x's dtype, then multiplies; "gemma" multiplies in fp32 and rounds last (also
+            OLMo-2, GPT-OSS); "none" rounds every step.
 
     Returns:
-        [..., H] in x's dtype, a plain tensor. Statistics and products are fp32.
+        [..., H] in x's dtype; of a DTensor x a DTensor that lies as x does, but for whole rows on every rank. Statistics and
+        products are fp32.
 
     Raises:
         AssertionError: weight's length is not H, or the casting mode is unknown.
