@@ -2,7 +2,7 @@
 // and ISA or SM the machine has, and whose reject() returns no reason, runs. `LIGER_<OP>=name` in the environment forces one.
 //
 // A row of variants.inc, after `#include <liger_kernel/core/variants_declare.inl>` (declares the functions, for the op's
-// header) or `variants_rows.inl` (fills the table, for the op's selector):
+// header) or `variants_table.inl` (makes the table, for the op's selector):
 //   LIGER_CUDA_VARIANT(pass, Args, name, lowest SM, reject)   function pass_name(const Args&, const Host&)
 //   LIGER_CPU_VARIANTS(pass, Args, reject)                    pass_cpu_avx512, pass_cpu_avx2, pass_cpu: one source per ISA
 // `reject` is `const char* reject(const Args&, const Machine&)`: nullptr to accept, else the reason; `accept` takes all.

@@ -5,16 +5,8 @@ namespace liger::fused_linear_cross_entropy {
 
 constexpr const char* kOp = "fused_linear_cross_entropy";
 
-template <class Args>
-std::span<const Variant<Args>> variants() {
-  static const std::vector<Variant<Args>> table = [] {
-    std::vector<Variant<Args>> rows;
-#include <liger_kernel/core/variants_rows.inl>
-#include <liger_kernel/ops/fused_linear_cross_entropy/variants.inc>
-    return rows;
-  }();
-  return table;
-}
+#define LIGER_VARIANTS <liger_kernel/ops/fused_linear_cross_entropy/variants.inc>
+#include <liger_kernel/core/variants_table.inl>
 template std::span<const Variant<CompactArgs>> variants<CompactArgs>();
 template std::span<const Variant<MoveArgs>> variants<MoveArgs>();
 template std::span<const Variant<SumArgs>> variants<SumArgs>();

@@ -8,16 +8,8 @@ constexpr const char* kOp = "fused_linear_log_probs";
 using fused_linear_cross_entropy::column_sums;
 using fused_linear_cross_entropy::move_rows;
 
-template <class Args>
-std::span<const Variant<Args>> variants() {
-  static const std::vector<Variant<Args>> table = [] {
-    std::vector<Variant<Args>> rows;
-#include <liger_kernel/core/variants_rows.inl>
-#include <liger_kernel/ops/fused_linear_log_probs/variants.inc>
-    return rows;
-  }();
-  return table;
-}
+#define LIGER_VARIANTS <liger_kernel/ops/fused_linear_log_probs/variants.inc>
+#include <liger_kernel/core/variants_table.inl>
 template std::span<const Variant<StatisticsArgs>> variants<StatisticsArgs>();
 template std::span<const Variant<GradientArgs>> variants<GradientArgs>();
 

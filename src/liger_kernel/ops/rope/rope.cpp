@@ -3,16 +3,8 @@
 
 namespace liger::rope {
 
-template <class Args>
-std::span<const Variant<Args>> variants() {
-  static const std::vector<Variant<Args>> table = [] {
-    std::vector<Variant<Args>> rows;
-#include <liger_kernel/core/variants_rows.inl>
-#include <liger_kernel/ops/rope/variants.inc>
-    return rows;
-  }();
-  return table;
-}
+#define LIGER_VARIANTS <liger_kernel/ops/rope/variants.inc>
+#include <liger_kernel/core/variants_table.inl>
 template std::span<const Variant<RotateArgs>> variants<RotateArgs>();
 
 void rotate(const RotateArgs& a, const Host& host) {

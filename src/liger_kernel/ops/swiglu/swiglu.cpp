@@ -3,16 +3,8 @@
 
 namespace liger::swiglu {
 
-template <class Args>
-std::span<const Variant<Args>> variants() {
-  static const std::vector<Variant<Args>> table = [] {
-    std::vector<Variant<Args>> rows;
-#include <liger_kernel/core/variants_rows.inl>
-#include <liger_kernel/ops/swiglu/variants.inc>
-    return rows;
-  }();
-  return table;
-}
+#define LIGER_VARIANTS <liger_kernel/ops/swiglu/variants.inc>
+#include <liger_kernel/core/variants_table.inl>
 template std::span<const Variant<ForwardArgs>> variants<ForwardArgs>();
 template std::span<const Variant<BackwardArgs>> variants<BackwardArgs>();
 
