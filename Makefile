@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 TEST_THREADS ?= 2
 
-.PHONY: setup build demo test test-cpp test-python bench lint wheel clean
+.PHONY: setup build demo test test-cpp test-python consumers bench lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -31,7 +31,11 @@ test-cpp: setup
 	cmake --build --preset asan
 	ctest --preset asan
 
-test-python: build
+# Environments of other projects' released packages; without one (no network, say) its tests are skipped and say so.
+consumers: setup
+	-scripts/consumer-env --all
+
+test-python: build consumers
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(TEST_THREADS)
 
 bench: build

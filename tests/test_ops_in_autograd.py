@@ -9,19 +9,35 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from liger_kernel.chunked_loss import (
+    LigerFusedLinearDPOLoss,
+    LigerFusedLinearGRPOLoss,
+    LigerFusedLinearKTOLoss,
+    LigerFusedLinearORPOLoss,
+)
 from liger_kernel.core.accuracy import devices
 from liger_kernel.ops.cross_entropy import liger_cross_entropy
 from liger_kernel.ops.dyt import liger_dyt
 from liger_kernel.ops.fused_add_rms_norm import fused_add_rms_norm
 from liger_kernel.ops.fused_linear_cross_entropy import liger_fused_linear_cross_entropy
+from liger_kernel.ops.fused_linear_jsd import liger_fused_linear_jsd
+from liger_kernel.ops.fused_linear_kl_div import liger_fused_linear_kl_div
+from liger_kernel.ops.fused_moe import liger_fused_moe
 from liger_kernel.ops.geglu import liger_geglu
 from liger_kernel.ops.group_norm import liger_group_norm
+from liger_kernel.ops.grpo_loss import triton_grpo_loss
+from liger_kernel.ops.jsd import liger_jsd
+from liger_kernel.ops.kl_div import liger_kl_div
 from liger_kernel.ops.layer_norm import layer_norm
 from liger_kernel.ops.poly_norm import liger_poly_norm
 from liger_kernel.ops.relu_squared import liger_relu_squared
 from liger_kernel.ops.rms_norm import LigerRMSNorm, LigerRMSNormFunction, rms_norm
 from liger_kernel.ops.rope import rope
+from liger_kernel.ops.selective_log_softmax import selective_log_softmax
+from liger_kernel.ops.softmax import liger_softmax
+from liger_kernel.ops.sparsemax import liger_sparsemax
 from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction, liger_swiglu
+from liger_kernel.ops.tvd import liger_tvd
 
 ROWS, HIDDEN, VOCAB = 6, 16, 24
 
@@ -32,6 +48,23 @@ def target(like):
 
 def table(like):
     return torch.linspace(-1, 1, ROWS * HIDDEN, device=like.device).view(ROWS, HIDDEN)
+
+
+def distribution(like):
+    return torch.softmax(torch.linspace(-2, 2, ROWS * VOCAB, device=like.device).view(ROWS, VOCAB), -1)
+
+
+def experts(x, gate_up, down, weights):
+    return liger_fused_moe(x, gate_up, down, torch.arange(2 * ROWS, device=x.device).view(ROWS, 2) % 3, weights)
+
+
+def ones(like, *shape):
+    return torch.ones(shape, device=like.device)
+
+
+def preference(loss):
+    """A chunked preference loss of hidden states [ROWS, HIDDEN] taken as two sequences, head weight and bias."""
+    return lambda x, w, b: loss(w, x.view(2, 3, HIDDEN), target(x).view(2, 3), b)[0]
 
 
 # op -> (function of tensors that train, their shapes); the name in errors is the part before the colon
@@ -53,6 +86,32 @@ OPS = {
         lambda x, w, b: liger_fused_linear_cross_entropy(x, w, target(x), b), [(ROWS, HIDDEN), (VOCAB, HIDDEN), (VOCAB,)]),
     "fused_linear_cross_entropy:none": (
         lambda x, w: liger_fused_linear_cross_entropy(x, w, target(x), reduction="none"), [(ROWS, HIDDEN), (VOCAB, HIDDEN)]),
+    "softmax": (liger_softmax, [(ROWS, VOCAB)]),
+    "sparsemax": (liger_sparsemax, [(ROWS, VOCAB)]),
+    "sparsemax:columns": (lambda x: liger_sparsemax(x, 0), [(ROWS, VOCAB)]),
+    "kl_div": (lambda x: liger_kl_div(x, distribution(x)), [(ROWS, VOCAB)]),
+    "kl_div:none": (lambda x: liger_kl_div(x, distribution(x), reduction="none"), [(ROWS, VOCAB)]),
+    "tvd": (lambda x: liger_tvd(x, distribution(x)), [(ROWS, VOCAB)]),
+    "tvd:none": (lambda x: liger_tvd(x, distribution(x), reduction="none"), [(ROWS, VOCAB)]),
+    "jsd": (lambda x: liger_jsd(x, table(x)[:, :1].expand(-1, VOCAB) - 3, target(x)), [(ROWS, VOCAB)]),
+    "fused_linear_jsd": (
+        lambda x, w: liger_fused_linear_jsd(x, w, table(x), table(x).repeat(4, 1), target(x)), [(ROWS, HIDDEN), (VOCAB, HIDDEN)]),
+    "fused_linear_kl_div": (
+        lambda x, w: liger_fused_linear_kl_div(x, w, table(x)[:, :1].expand(-1, VOCAB).abs(), target(x)),
+        [(ROWS, HIDDEN), (VOCAB, HIDDEN)]),
+    "chunked_loss:dpo": (preference(LigerFusedLinearDPOLoss(use_ref_model=False)), [(ROWS, HIDDEN), (VOCAB, HIDDEN), (VOCAB,)]),
+    "chunked_loss:orpo": (preference(LigerFusedLinearORPOLoss()), [(ROWS, HIDDEN), (VOCAB, HIDDEN), (VOCAB,)]),
+    "fused_moe": (experts, [(ROWS, HIDDEN), (3, 10, HIDDEN), (3, HIDDEN, 5), (ROWS, 2)]),
+    "selective_log_softmax": (lambda x: selective_log_softmax(x, target(x)), [(ROWS, VOCAB)]),
+    "grpo_loss": (
+        lambda x: triton_grpo_loss(x.contiguous(), None, None, target(x)[None, :-1], ones(x, 1), beta=0.0, inplace=False, reduce=True)[0],
+        [(1, ROWS, VOCAB)]),
+    "chunked_loss:grpo": (
+        lambda x, w: LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False)(x, w, target(x)[None], ones(x, 1, ROWS), ones(x, 1))[0],
+        [(1, ROWS, HIDDEN), (VOCAB, HIDDEN)]),
+    "chunked_loss:kto": (
+        lambda x, w, b: LigerFusedLinearKTOLoss()(x.view(2, 3, HIDDEN), w, target(x).view(2, 3), b, target(x)[:2] == 0)[0],
+        [(ROWS, HIDDEN), (VOCAB, HIDDEN), (VOCAB,)]),
 }
 every_op = pytest.mark.parametrize("name", OPS)
 

@@ -11,11 +11,14 @@ ROOT = HERE.parents[1]
 
 # environment -> (test files of this folder, environment variables)
 TRAINER, EXAMPLES = "../test_trainer.py", "test_examples.py"
+PACKAGE = "../../src/liger_kernel"
+TRL_LOSSES = [f"{PACKAGE}/chunked_loss/test_grpo_trl.py", f"{PACKAGE}/chunked_loss/test_preference_trl.py",
+              f"{PACKAGE}/transformers/trainer/test_orpo_trainer.py"]
 RUNS = {
     "hub": (["test_hub.py", EXAMPLES], {}),
     "hub-5.17": (["test_hub.py", TRAINER], {}),
     "hub-newest": (["test_hub.py"], {"LIGER_TEST_LIFT_KERNELS": "0.18.2"}),
-    "trl-1.12": (["test_trl.py", EXAMPLES], {}),
+    "trl-1.12": (["test_trl.py", EXAMPLES, *TRL_LOSSES], {}),
     "trl": (["test_trl.py", EXAMPLES], {}),
     "axolotl": (["test_axolotl.py", EXAMPLES], {}),
     "llamafactory": (["test_llamafactory.py", TRAINER], {}),

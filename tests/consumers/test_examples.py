@@ -53,8 +53,6 @@ def test_hub(tmp_path):
 
 def test_axolotl(tmp_path):
     needs("axolotl")
-    if importlib.util.find_spec("liger_kernel.chunked_loss") is None:
-        pytest.xfail("trl's KTO trainer, which axolotl imports, needs liger_kernel.chunked_loss, which is not provided yet")
     run(sys.executable, EXAMPLES / "tiny_data.py", tmp_path / "tiny")
     output = run(sys.executable, "-m", "axolotl.cli.train", EXAMPLES / "axolotl" / "tiny.yaml", cwd=tmp_path, CUDA_VISIBLE_DEVICES="",
                  AXOLOTL_DO_NOT_TRACK="1", WANDB_DISABLED="true", HF_HUB_OFFLINE="1")

@@ -45,7 +45,6 @@ FUSED_GATE_UP = Glu(Replacement("swiglu", "LigerPhi3SwiGLUMLP"))
 VISION_MLP = Glu(rename=False)  # built with (config, bias)
 NO_PLAIN_MLP = "no op yet for MLPs without a gate"
 
-NO_EXPERTS = "no op yet for mixtures of experts"
 NO_GATED_NORM = "no op yet for gated norms"
 
 

@@ -174,8 +174,8 @@ def patch_geglu_module(module):
 
 def mismatch(spec, module):
     """Why `module` does not compute what `spec` says its class does, or None."""
-    if getattr(module.__dict__.get("forward"), "__module__", None) == "transformers.distributed.tensor_parallel":
-        return "transformers' tensor parallelism works in its forward"
+    if (getattr(module.__dict__.get("forward"), "__module__", None) or "").startswith("transformers.distributed."):
+        return "transformers' tensor or expert parallelism works in its forward"
     if isinstance(spec, LayerNorm):
         count = len(getattr(module, "normalized_shape", (1,)))
         return None if count == 1 else f"it normalises {count} dimensions together"

@@ -117,9 +117,10 @@ def merge(results, ours, theirs, key):
 def run(ops, device, match, rounds, compile, heap, against, json_path, plots=None):
     """Measures, prints, writes; 1 when something failed, 2 when there was nothing to measure."""
     from liger_kernel.cli.bench import report
+    from liger_kernel.cli.bench.worker import benches
 
     console = record.console()
-    known = sorted(p.parent.name for p in (ROOT / "ops").glob("*/bench.py"))
+    known = sorted(p.parent.name for p in benches(ROOT))
     unknown = sorted(set(ops) - set(known))
     if unknown:
         console.print(f"[red]no bench.py for {', '.join(unknown)}; there are: {', '.join(known) or 'none'}[/]")

@@ -71,22 +71,27 @@ def stand_in(root, package):
     importlib.import_module("liger_kernel")
     for name in ("core/bench", "core/accuracy", "core/tensors", "cli/bench/clock", "cli/bench/memory"):
         load("liger_kernel." + name.replace("/", "."), root / f"{name}.py")
-    for bench in sorted((root / "ops").glob("*/bench.py")):
+    for bench in benches(root):
         module = adopt(bench.parent.name, bench)
         for part in ("ref", "cases"):
             with contextlib.suppress(ImportError, FileNotFoundError):
                 setattr(module, part, load(f"{module.__name__}.{part}", bench.with_name(f"{part}.py")))
 
 
+def benches(root):
+    """The bench.py files: those of the op folders and of chunked_loss."""
+    return sorted([*(root / "ops").glob("*/bench.py"), *(root / "chunked_loss").glob("bench.py")])
+
+
 def collect(root, config):
     """[(op, case)] of every bench.py that the configuration asks for."""
     found = []
-    for path in sorted((root / "ops").glob("*/bench.py")):
+    for path in benches(root):
         op = path.parent.name
         if config["ops"] and op not in config["ops"]:
             continue
         try:
-            module = load(f"liger_kernel.ops.{op}.bench", path)
+            module = load(".".join(("liger_kernel", *path.relative_to(root).with_suffix("").parts)), path)
             found += [(op, case) for case in module.cases(config["device"]) if config["match"] in f"{op} {case.name}"]
         except Exception as e:  # noqa: BLE001 - whatever it is, it is reported and the rest still runs
             emit(event="failed", op=op, case="", contender="", error=f"bench.py: {type(e).__name__}: {e}")

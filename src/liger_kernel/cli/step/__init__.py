@@ -1,6 +1,7 @@
 """`liger bench step`: whole training steps of a causal language model with random weights, each arm in a process of its own.
 
-Arms: `hf` is transformers as it ships, `compile` the same under torch.compile, `patched` with our kernels. All start from the same
+Arms: `hf` is transformers as it ships, `compile` the same under torch.compile, `patched` with our kernels, `fused` with
+these and each layer's residual addition in the norm after it (fuse_residual_norms). All start from the same
 weights and see the same random tokens. Time is the median of a few steps after warm-up; memory is that of the timed steps; a
 further step, which is not timed, runs under the profiler.
 """
@@ -13,7 +14,7 @@ import time
 from liger_kernel.cli import record
 from liger_kernel.cli.child import Child
 
-ARMS = ("hf", "compile", "patched")
+ARMS = ("hf", "compile", "patched", "fused")
 CUDA = {"batch": 4, "seq": 4096, "dtype": "bfloat16"}
 CPU = {"batch": 2, "seq": 128, "dtype": "float32"}
 

@@ -21,6 +21,7 @@ WORDS = (("head + loss", re.compile(r"log_softmax|nll_loss|logsumexp|cross_entro
          ("other", re.compile(r"embedding|index_put")),
          ("RoPE", re.compile(r"_cos|_sin|_neg|_cat|slice_backward")),
          ("copies", re.compile(r"fused_(_?(to_copy|clone|copy|view|transpose|t|unsafe_view|slice|expand)_?)+(\d+_?)*$")))
+OPTIMIZER = re.compile(r"multi_tensor_apply|FusedAdam")  # the kernels of the step's fused AdamW
 RANGES = ("part: ", "Optimizer.", "ProfilerStep", "## Call ", "Torch-Compiled Region")
 BY_RANGE = {"rope": "RoPE", "MLP": "MLP activation"}  # demo/parts.py's names
 
@@ -65,12 +66,14 @@ def table(events, cuda, compiled, vocab):
         shapes = event.input_shapes or ()
         if not cuda:
             total[kind(event.name, shapes, part, compiled, vocab)] += event.self_cpu_time_total
-        for kernel in filter(works, event.kernels if cuda else ()):  # those that the operator itself launched
+        # The kernels that the operator itself launched; those of one launch of the optimizer stand with many operators.
+        for kernel in filter(works, event.kernels if cuda and part != "optimizer" else ()):
             name = kernel.name if FUSED.search(kernel.name) else event.name
             total[kind(name, shapes, part, compiled, vocab)] += kernel.duration
     if not cuda:
         return total, None, None
     on_device = [e for e in events if e.device_type == DeviceType.CUDA and works(e)]
+    total["optimizer"] = sum(e.time_range.elapsed_us() for e in on_device if OPTIMIZER.search(e.name))
     total["other"] += max(0.0, sum(e.time_range.elapsed_us() for e in on_device) - sum(total.values()))  # launched by no operator
     moved = sum(e.name.startswith(("Memcpy", "Memset")) for e in on_device)
     return total, len(on_device) - moved, moved

@@ -39,10 +39,11 @@ def build(config):
         # transformers 5.24 renames the method.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    if config["arm"] == "patched":
-        from liger_kernel.patch import patch_model
+    if config["arm"] in ("patched", "fused"):
+        from liger_kernel.patch import fuse_residual_norms, patch_model
 
-        emit(event="patched", report=str(patch_model(model)))
+        reports = [patch_model(model)] + ([fuse_residual_norms(model)] if config["arm"] == "fused" else [])
+        emit(event="patched", report="\n".join(map(str, reports)))
     elif config["arm"] == "compile":
         if config["device"] == "cpu":
             torch._inductor.config.cpp.enable_kernel_profile = True  # names the fused loops in the profile

@@ -4,74 +4,14 @@
 // rms_backward: persistent blocks. x, dy and ds of the next rows are on their way to shared memory (cp.async) while a row is worked
 //   on, so that loads never wait for a row's reduction; a thread copies, and later reads, its own vectors and no other, so no
 //   barrier guards them. dw stays in fp32 registers over all rows.
-// rms_*_wide: any width, type and alignment; the row is read again from L2 for the write.
-// dw: each block writes one fp32 partial row, and a second kernel sums the partial rows in a fixed order (deterministic).
+//   Each block writes one fp32 partial row of dw (column_sums.cuh adds them).
 #pragma once
 #include <liger_kernel/core/cuda/async_copy.cuh>
-#include <liger_kernel/core/cuda/block_reduce.cuh>
-#include <liger_kernel/core/cuda/launch.h>
-#include <liger_kernel/core/cuda/overlap.cuh>
-#include <liger_kernel/core/cuda/vec.cuh>
-#include <liger_kernel/core/rms.h>
+#include <liger_kernel/core/cuda/column_sums.cuh>
+#include <liger_kernel/core/cuda/rms_rows.cuh>
 
 namespace liger {
 namespace {
-
-// The row that is normalised: the sum where there is a residual.
-template <class Args>
-constexpr bool kAdds = requires(Args a) {
-  a.s;
-};
-template <class Args>
-__host__ __device__ auto normalised(const Args& a) {
-  if constexpr (kAdds<Args>) {
-    return a.s;
-  } else {
-    return a.x;
-  }
-}
-template <class Args>
-__host__ __device__ int64_t normalised_stride(const Args& a) {
-  if constexpr (kAdds<Args>) {
-    return a.s_stride;
-  } else {
-    return a.x_stride;
-  }
-}
-// Rows of upstream gradient that are added to dx, or nullptr.
-template <class Args>
-__host__ __device__ const void* residual_gradient(const Args& a) {
-  if constexpr (kAdds<Args>) {
-    return a.ds;
-  } else {
-    return nullptr;
-  }
-}
-
-// rstd from the mean square. In "each step" mode the mean, eps and rstd are values of x's type.
-template <class T>
-__device__ __forceinline__ float rstd_of(float mean, float eps, Rounding rounding) {
-  if (rounding == Rounding::kEachStep) return round_to<T>(reciprocal_root(round_to<T>(mean) + round_to<T>(eps)));
-  return reciprocal_root(mean + eps);
-}
-
-template <class T, Rounding kRounding>
-__device__ __forceinline__ float normalise(float x, float rstd, float w) {
-  const float hat = x * rstd;
-  if constexpr (kRounding == Rounding::kLast) return hat * w;
-  return round_to<T>(hat) * (kRounding == Rounding::kEachStep ? round_to<T>(w) : w);
-}
-// f.operator()<rounding>(): outside the loops, so that they hold no branch.
-template <class F>
-__device__ __forceinline__ void visit_rounding(Rounding rounding, F&& f) {
-  if (rounding == Rounding::kBeforeWeight) {
-    f.template operator()<Rounding::kBeforeWeight>();
-  } else if (rounding == Rounding::kLast) {
-    f.template operator()<Rounding::kLast>();
-  } else {
-    f.template operator()<Rounding::kEachStep>();
-  }
-}
 
 // The weights of one vector of T, as they lie in memory, and as fp32 with the offset; 1 without a weight.
 template <class T, class W>
@@ -283,104 +223,6 @@ __global__ void __launch_bounds__(kMost) rms_backward(Args a, float* partial_dw,
   }
 }
 
-// dw[column] = sum of the partial rows: 32 columns a block, 32 rows of threads, then a tree over the threads.
-template <class D>
-__global__ void __launch_bounds__(1024) sum_partials(const float* partial, D* dw, int64_t parts, int64_t cols) {
-  __shared__ float sums[32][33];
-  wait_for_previous_kernel();
-  const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x;
-  float total = 0;
-  if (column < cols) {
-    for (int64_t part = threadIdx.y; part < parts; part += 32) total += partial[part * cols + column];
-  }
-  sums[threadIdx.y][threadIdx.x] = total;
-  __syncthreads();
-  total = warp_sum(sums[threadIdx.x][threadIdx.y]);
-  const int64_t out = blockIdx.x * int64_t{32} + threadIdx.y;
-  if (threadIdx.x == 0 && out < cols) dw[out] = narrow<D>(total);
-}
-
-__device__ __forceinline__ float read(const void* p, DType dtype, int64_t i) {
-  return dtype == DType::kF32    ? static_cast<const float*>(p)[i]
-         : dtype == DType::kBF16 ? widen(static_cast<const BFloat16*>(p)[i])
-                                 : widen(static_cast<const Float16*>(p)[i]);
-}
-
-template <class T, class Args>
-__global__ void __launch_bounds__(512) rms_forward_wide(Args a) {
-  __shared__ float scratch[2][32];
-  const float offset = a.rounding == Rounding::kEachStep ? round_to<T>(a.weight_offset) : a.weight_offset;
-  int turn = 0;
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    T* y = static_cast<T*>(a.y) + row * a.y_stride;
-    const T* normal = x;
-    float squares = 0;
-    if constexpr (kAdds<Args>) {
-      const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
-      T* s = static_cast<T*>(a.s) + row * a.s_stride;
-      for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) s[j] = narrow<T>(widen(x[j]) + widen(residual[j]));
-      normal = s;  // each thread reads what it wrote itself
-    }
-    for (int64_t first = threadIdx.x; first < a.cols; first += 8 * blockDim.x) {
-      float part = 0;  // short chains of additions
-      for (int64_t j = first; j < first + 8 * blockDim.x && j < a.cols; j += blockDim.x) part += widen(normal[j]) * widen(normal[j]);
-      squares += part;
-    }
-    const float rstd = rstd_of<T>(block_sum(squares, scratch[turn]) / static_cast<float>(a.cols), a.eps, a.rounding);
-    if (threadIdx.x == 0) a.rstd[row] = rstd;
-    visit_rounding(a.rounding, [&]<Rounding kRounding>() {
-      for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-        const float w = a.weight ? read(a.weight, a.weight_dtype, j) + offset : 1.f;
-        y[j] = narrow<T>(normalise<T, kRounding>(widen(normal[j]), rstd, w));
-      }
-    });
-  }
-}
-
-template <class T, class Args>
-__global__ void __launch_bounds__(512) rms_backward_wide(Args a) {
-  __shared__ float scratch[2][32];
-  int turn = 0;
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
-    const T* x = static_cast<const T*>(normalised(a)) + row * normalised_stride(a);
-    const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
-    const T* ds = static_cast<const T*>(residual_gradient(a));
-    if constexpr (kAdds<Args>) ds += ds ? row * a.ds_stride : 0;
-    T* dx = static_cast<T*>(a.dx) + row * a.dx_stride;
-    const float rstd = a.rstd[row];
-    const auto g = [&](int64_t j) { return widen(dy[j]) * (a.weight ? read(a.weight, a.weight_dtype, j) + a.weight_offset : 1.f); };
-    float product = 0;
-    for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) product += g(j) * widen(x[j]);
-    const float c = block_sum(product, scratch[turn]) / static_cast<float>(a.cols) * rstd * rstd;
-    for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-      dx[j] = narrow<T>((g(j) - widen(x[j]) * c) * rstd + (ds ? widen(ds[j]) : 0.f));
-    }
-  }
-}
-
-// One thread a column, blockIdx.y a range of rows; consecutive threads read consecutive columns.
-template <class T, class Args>
-__global__ void __launch_bounds__(256) rms_dw_wide(Args a, float* partial_dw, int64_t rows_per_part) {
-  const int64_t column = blockIdx.x * int64_t{256} + threadIdx.x;
-  if (column >= a.cols) return;
-  const int64_t first = blockIdx.y * rows_per_part;
-  const int64_t last = first + rows_per_part < a.rows ? first + rows_per_part : a.rows;
-  const bool round_hat = a.rounding != Rounding::kLast;
-  float total = 0;
-  for (int64_t row = first; row < last; ++row) {
-    const float hat = widen(static_cast<const T*>(normalised(a))[row * normalised_stride(a) + column]) * a.rstd[row];
-    total += widen(static_cast<const T*>(a.dy)[row * a.dy_stride + column]) * (round_hat ? round_to<T>(hat) : hat);
-  }
-  partial_dw[blockIdx.y * a.cols + column] = total;
-}
-
-inline void sum_rows(const float* partial, void* dw, DType dtype, int64_t parts, int64_t cols, const Host& host) {
-  visit(dtype, [&]<class D>(Type<D>) {
-    launch_early(sum_partials<D>, static_cast<unsigned>((cols + 31) / 32), dim3(32, 32), host, partial, static_cast<D*>(dw), parts, cols);
-  });
-}
-
 // f(Type<T>, Type<W>): the weight has x's type or fp32.
 template <class F>
 void visit_row_types(DType dtype, DType weight_dtype, F&& f) {
@@ -438,30 +280,6 @@ void launch_rms_backward(const char* op, const Args& a, const Host& host) {
   });
   check_launch(op);
   if (a.dw) sum_rows(partial.as<float>(), a.dw, a.dw_dtype, p.blocks, a.cols, host);
-  check_launch(op);
-}
-
-template <class Args>
-void launch_rms_forward_wide(const char* op, const Args& a, const Host& host) {
-  const unsigned blocks = static_cast<unsigned>(a.rows < 0x7fffffff ? a.rows : 0x7fffffff);
-  visit(a.dtype, [&]<class T>(Type<T>) { rms_forward_wide<T><<<blocks, 512, 0, stream_of(host)>>>(a); });
-  check_launch(op);
-}
-
-template <class Args>
-void launch_rms_backward_wide(const char* op, const Args& a, const Host& host) {
-  const unsigned blocks = static_cast<unsigned>(a.rows < 0x7fffffff ? a.rows : 0x7fffffff);
-  visit(a.dtype, [&]<class T>(Type<T>) {
-    if (a.dx && a.rows > 0) rms_backward_wide<T><<<blocks, 512, 0, stream_of(host)>>>(a);
-    check_launch(op);
-    if (!a.dw) return;
-    const int64_t parts = a.rows < 64 ? 1 : a.rows / 64 < 256 ? a.rows / 64 : 256;
-    const Scratch partial = host.scratch(parts * a.cols * sizeof(float));
-    const dim3 grid(static_cast<unsigned>((a.cols + 255) / 256), static_cast<unsigned>(parts));
-    rms_dw_wide<T><<<grid, 256, 0, stream_of(host)>>>(a, partial.as<float>(), (a.rows + parts - 1) / parts);
-    check_launch(op);
-    sum_rows(partial.as<float>(), a.dw, a.dw_dtype, parts, a.cols, host);
-  });
   check_launch(op);
 }
 

@@ -47,6 +47,14 @@ def _(logits, target, class_weight, stats, row_scale, ignore_index, label_smooth
     return _fake_rows(logits, want_z, want_hit, want_prediction)
 
 
+@torch.library.register_fake("liger_kernel::cross_entropy_totals")
+def _(loss, z_loss, hit, stats, like, want_z, want_hit):
+    def new(wanted, dtype):
+        return loss.new_empty(() if wanted else (0,), dtype=dtype)
+
+    return new(True, like.dtype), new(want_z, like.dtype), new(want_hit, torch.float32)
+
+
 @torch.library.register_fake("liger_kernel::cross_entropy_scale")
 def _(grad, factor):
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
@@ -92,10 +100,9 @@ def _forward(x, target, weight, ignore_index, lse_square_scale, label_smoothing,
     if x.is_cuda:
         stats.count()  # the kernel is under way; this waits for the counts alone
     if reduction != "none":
-        loss, z = loss.sum(), z.sum() if want_z else z
-        hit = hit.sum() / stats.valid() if want_hit else hit
+        loss, z, hit = _ops.cross_entropy_totals(loss, z, hit, stats.device, x, want_z, want_hit)
     # torch 2.11's compiler sends the gradient astray where a conversion returns its argument, so none is made without need.
-    if x.dtype != torch.float32:
+    elif x.dtype != torch.float32:
         loss, z = loss.to(x.dtype), z.to(x.dtype) if want_z else z
     return (loss, z if want_z else None, hit if want_hit else None, prediction if want_prediction else None, grad if want_grad else None)
 
@@ -139,7 +146,7 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
         grad = None
         if ctx.needs_input_grad[0]:
             saved, _ = ctx.saved_tensors
-            factor = d_loss.float().contiguous()
+            factor = d_loss.contiguous()
             # A graph that is kept may be run again: its saved gradient stays as it is.
             if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
                 grad = _ops.cross_entropy_scale(saved, factor)

@@ -200,12 +200,16 @@ void forward_rows(const ForwardArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+float factor_of(const ScaleArgs& a, int64_t row) {
+  return visit(a.factor_dtype, [&]<class T>(Type<T>) { return widen(static_cast<const T*>(a.factor)[a.per_row ? row : 0]); });
+}
+
 template <class T>
 void scale_rows(const ScaleArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     const T* grad = static_cast<const T*>(a.grad) + row * a.grad_stride;
     T* out = static_cast<T*>(a.grad_out) + row * a.out_stride;
-    const float factor = a.factor[a.per_row ? row : 0];
+    const float factor = factor_of(a, row);
     if (factor == 1 && grad == out) continue;
     int64_t j = 0;
     for (; j + kLanes <= a.vocab; j += kLanes) store(load(grad + j) * factor, out + j);
@@ -243,8 +247,21 @@ void LIGER_STAMP(forward)(const ForwardArgs& a, const Host& host) {
   });
 }
 
+void LIGER_STAMP(totals)(const TotalsArgs& a, const Host&) {
+  const auto sum = [&](const float* values) {
+    double total = 0;
+    for (int64_t row = 0; row < a.rows; row++) total += values[row];
+    return static_cast<float>(total);
+  };
+  visit(a.dtype, [&]<class T>(Type<T>) {
+    *static_cast<T*>(a.total) = narrow<T>(sum(a.loss));
+    if (a.z_total) *static_cast<T*>(a.z_total) = narrow<T>(sum(a.z_loss));
+  });
+  if (a.accuracy) *a.accuracy = sum(a.hit) / static_cast<float>(std::max(a.stats->count, 1));
+}
+
 void LIGER_STAMP(scale)(const ScaleArgs& a, const Host& host) {
-  if (!a.per_row && a.factor[0] == 1 && a.grad == a.grad_out && a.grad_stride == a.out_stride) return;
+  if (!a.per_row && factor_of(a, 0) == 1 && a.grad == a.grad_out && a.grad_stride == a.out_stride) return;
   visit(a.dtype, [&]<class T>(Type<T>) {
     host.parallel_for(a.rows, grain_for(a.vocab * sizeof(T)), [&](int64_t begin, int64_t end) { scale_rows<T>(a, begin, end); });
   });

@@ -7,6 +7,7 @@ namespace liger::cross_entropy {
 #include <liger_kernel/core/variants_table.inl>
 template std::span<const Variant<StatsArgs>> variants<StatsArgs>();
 template std::span<const Variant<ForwardArgs>> variants<ForwardArgs>();
+template std::span<const Variant<TotalsArgs>> variants<TotalsArgs>();
 template std::span<const Variant<ScaleArgs>> variants<ScaleArgs>();
 
 void label_stats(const StatsArgs& args, const Host& host) {
@@ -17,6 +18,10 @@ void forward(const ForwardArgs& args, const Host& host) {
   LIGER_CHECK(args.vocab < int64_t{1} << 31, "cross_entropy: the vocabulary has ", args.vocab, " entries, at most 2^31 - 1 are supported");
   LIGER_CHECK(args.vocab > 0 || args.rows == 0, "cross_entropy: the vocabulary is empty");
   if (args.rows > 0) select("cross_entropy", variants<ForwardArgs>(), args, host.machine).run(args, host);
+}
+
+void totals(const TotalsArgs& args, const Host& host) {
+  select("cross_entropy", variants<TotalsArgs>(), args, host.machine).run(args, host);
 }
 
 void scale(const ScaleArgs& args, const Host& host) {
@@ -45,9 +50,19 @@ std::string explain(const Problem& p) {
                       .grad_stride = vocab,
                       .target_stride = 1,
                       .dtype = p.dtype};
+  const TotalsArgs t{.loss = nullptr,
+                     .z_loss = nullptr,
+                     .hit = nullptr,
+                     .stats = nullptr,
+                     .total = nullptr,
+                     .z_total = nullptr,
+                     .accuracy = nullptr,
+                     .rows = rows,
+                     .dtype = p.dtype};
   const ScaleArgs g{.grad = nullptr,
                     .grad_out = nullptr,
                     .factor = nullptr,
+                    .factor_dtype = DType::kF32,
                     .per_row = false,
                     .rows = rows,
                     .vocab = vocab,
@@ -61,10 +76,13 @@ std::string explain(const Problem& p) {
                : "one block of " + std::to_string(two_pass_threads(vocab, p.dtype)) + " threads a row, two passes";
   }
   return explain_rows("label_stats", variants<StatsArgs>(), s, p.machine) + explain_rows("forward", variants<ForwardArgs>(), f, p.machine) +
-         explain_rows("scale", variants<ScaleArgs>(), g, p.machine) + "plan\t" + plan + '\n';
+         explain_rows("totals", variants<TotalsArgs>(), t, p.machine) + explain_rows("scale", variants<ScaleArgs>(), g, p.machine) +
+         "plan\t" + plan + '\n';
 }
 
-std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<StatsArgs>(), variants<ScaleArgs>()); }
+std::vector<std::string> all_names() {
+  return names(variants<ForwardArgs>(), variants<StatsArgs>(), variants<TotalsArgs>(), variants<ScaleArgs>());
+}
 
 const Registration registration({"cross_entropy", "rows x vocabulary", explain, all_names});
 

@@ -54,12 +54,26 @@ struct ForwardArgs {
   bool token_scaling = false;  // multiply loss, z and gradient of a row by p_y, taken as a constant
 };
 
-// grad_out = grad * factor, factor one number (rows_of_factor false) or one per row; on CUDA the factor 1 is detected on the
+// The rows' results as one number each: sums of the losses and of z, and the share of hits among the rows that are not ignored.
+struct TotalsArgs {
+  const float* loss;    // [rows]
+  const float* z_loss;  // [rows] or nullptr
+  const float* hit;     // [rows] or nullptr
+  const LabelStats* stats;
+  void* total;      // one element of `dtype`
+  void* z_total;    // one, or nullptr
+  float* accuracy;  // one, or nullptr
+  int64_t rows;
+  DType dtype;
+};
+
+// grad_out = grad * factor, factor one number (per_row false) or one per row; on CUDA the factor 1 is detected on the
 // device and, when grad_out is grad, nothing is read or written.
 struct ScaleArgs {
   const void* grad;
-  void* grad_out;       // may be grad
-  const float* factor;  // [1] or [rows]
+  void* grad_out;      // may be grad
+  const void* factor;  // [1] or [rows]
+  DType factor_dtype;
   bool per_row;
   int64_t rows, vocab, grad_stride, out_stride;
   DType dtype;
@@ -67,6 +81,7 @@ struct ScaleArgs {
 
 void label_stats(const StatsArgs& args, const Host& host);
 void forward(const ForwardArgs& args, const Host& host);
+void totals(const TotalsArgs& args, const Host& host);
 void scale(const ScaleArgs& args, const Host& host);
 
 template <class Args>

@@ -3,11 +3,11 @@
 // forward_two_pass: one block a row. It reads the row for the sums, then reads it again, from its end, so that what is still
 //   in L2 comes first, and writes the gradient. The row's aligned middle goes in 16-byte vectors, the elements before
 //   and after it one by one. The target's column is left out of the sums. One barrier a row.
-// label_stats: one block, one launch, fixed order of addition, so that results repeat bit for bit.
+// label_stats, totals: one block, one launch, fixed order of addition, so that results repeat bit for bit.
 // scale: looks at the factor on the device and leaves without touching memory when it is 1 and the gradient stays in place.
 #include <liger_kernel/core/cuda/block_reduce.cuh>
-#include <liger_kernel/core/cuda/launch.h>
-#include <liger_kernel/core/cuda/vec.cuh>
+#include <liger_kernel/core/cuda/element.cuh>
+#include <liger_kernel/core/cuda/overlap.cuh>
 #include <liger_kernel/ops/cross_entropy/plan.h>
 
 namespace liger::cross_entropy {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_two_pass(ForwardArgs a) {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) values[i] = value;
         out.singles([&](int64_t j) { grad[j] = narrow<T>(value); });
-        for (int64_t v = threadIdx.x; v < out.vectors; v += blockDim.x) Vec<T>::from_float(values).store(grad + out.head + v * kSize);
+        for (int64_t v = threadIdx.x; v < out.vectors; v += blockDim.x) Vec<T>::from_float(values).store_whole(grad + out.head + v * kSize);
       }
       if (threadIdx.x == 0) {
         a.loss[row] = value;
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_two_pass(ForwardArgs a) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) x[i] = derive(column + i, x[i]);
       if (vector_store) {
-        Vec<T>::from_float(x).store(grad + column);
+        Vec<T>::from_float(x).store_whole(grad + column);
       } else {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) grad[column + i] = narrow<T>(x[i]);
@@ -295,15 +295,35 @@ __global__ void __launch_bounds__(kStatsThreads) label_stats_kernel(StatsArgs a)
   *a.stats = s;
 }
 
+__global__ void __launch_bounds__(kStatsThreads) totals_kernel(TotalsArgs a) {
+  __shared__ float scratch[3][32];
+  wait_for_previous_kernel();
+  float loss = 0, z = 0, hit = 0;
+#pragma unroll 4
+  for (int64_t row = threadIdx.x; row < a.rows; row += kStatsThreads) {
+    loss += a.loss[row];
+    if (a.z_total) z += a.z_loss[row];
+    if (a.accuracy) hit += a.hit[row];
+  }
+  loss = block_sum(loss, scratch[0]);
+  if (a.z_total) z = block_sum(z, scratch[1]);
+  if (a.accuracy) hit = block_sum(hit, scratch[2]);
+  if (threadIdx.x != 0) return;
+  write(loss, a.total, a.dtype, 0);
+  if (a.z_total) write(z, a.z_total, a.dtype, 0);
+  if (a.accuracy) *a.accuracy = hit / static_cast<float>(max(a.stats->count, 1));
+}
+
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) scale_kernel(ScaleArgs a) {
   constexpr int kSize = Vec<T>::kSize;
   const bool in_place = a.grad == a.grad_out && a.grad_stride == a.out_stride;
-  if (!a.per_row && in_place && a.factor[0] == 1.f) return;
+  wait_for_previous_kernel();
+  if (!a.per_row && in_place && read(a.factor, a.factor_dtype, 0) == 1.f) return;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* grad = static_cast<const T*>(a.grad) + row * a.grad_stride;
     T* out = static_cast<T*>(a.grad_out) + row * a.out_stride;
-    const float factor = a.factor[a.per_row ? row : 0];
+    const float factor = read(a.factor, a.factor_dtype, a.per_row ? row : 0);
     if (in_place && factor == 1.f) continue;
     const Columns<T> columns(grad, a.vocab);
     const bool vector_store = reinterpret_cast<uintptr_t>(grad) % 16 == reinterpret_cast<uintptr_t>(out) % 16;
@@ -334,6 +354,11 @@ void label_stats_cuda(const StatsArgs& a, const Host& host) {
   check_launch("cross_entropy");
 }
 
+void totals_cuda(const TotalsArgs& a, const Host& host) {
+  launch_early(totals_kernel, 1, kStatsThreads, host, a);
+  check_launch("cross_entropy");
+}
+
 void forward_cuda_two_pass(const ForwardArgs& a, const Host& host) {
   const bool plain = a.softcap <= 0 && a.logit_scale == 1 && a.label_smoothing <= 0 && !a.hit && !a.prediction;
   visit(a.dtype, [&]<class T>(Type<T>) {
@@ -347,7 +372,7 @@ void scale_cuda(const ScaleArgs& a, const Host& host) {
   // Few enough blocks that the early exit is cheap, enough to keep the memory busy.
   const int64_t resident = int64_t{host.machine.multiprocessors} * 4;
   visit(a.dtype, [&]<class T>(Type<T>) {
-    scale_kernel<T><<<grid_for(a.rows < resident ? a.rows : resident), two_pass_threads(a.vocab, a.dtype), 0, stream_of(host)>>>(a);
+    launch_early(scale_kernel<T>, grid_for(a.rows < resident ? a.rows : resident), two_pass_threads(a.vocab, a.dtype), host, a);
   });
   check_launch("cross_entropy");
 }

@@ -7,15 +7,13 @@
 // * The target's column is left out of the sums and its x sent beside them, by the thread that holds it: nobody reads it from
 //   memory, where its own gradient may already stand.
 // * The part in shared memory comes by bulk copy, asked for one row ahead.
-// * Rows of any alignment: a row is covered by the aligned vectors that touch it. Its first and last one may be shared with
-//   its neighbours: they are read whole, their foreign elements (which a neighbour may just be writing) masked out, and written
-//   element by element.
+// * Rows of any alignment: the vectors are a row's aligned middle; each of the few elements before and after it has a thread.
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include <liger_kernel/core/cuda/block_reduce.cuh>
-#include <liger_kernel/core/cuda/launch.h>
+#include <liger_kernel/core/cuda/overlap.cuh>
 #include <liger_kernel/ops/cross_entropy/plan.h>
 #include <liger_kernel/ops/cross_entropy/ptx_sm90.cuh>
 #include <liger_kernel/ops/cross_entropy/row_sm90.cuh>
@@ -40,8 +38,14 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0, begin = rank * slice;
   const int64_t groups = gridDim.x / kCluster;
   const bool smooth = a.label_smoothing > 0;
-  const LabelStats stats = *a.stats;
   const auto valid = [&](int64_t y) { return y != a.ignore_index && y >= 0 && y < a.vocab; };
+  const auto store = [](const float(&values)[kSize], T* p) {
+    if constexpr (kAligned) {
+      Vec<T>::from_float(values).store(p);
+    } else {
+      Vec<T>::from_float(values).store_whole(p);
+    }
+  };
   const auto logits_of = [&](int64_t row) { return static_cast<const T*>(a.logits) + row * a.logits_stride; };
 
   if (kCluster > 1 || kShared) {
@@ -55,18 +59,20 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
     if (kCluster > 1) cluster_arrive();
   }
   bool peers_ready = kCluster == 1;
+  wait_for_previous_kernel();
+  const LabelStats stats = *a.stats;
 
   // One thread asks for the shared part of the next row that has a target.
   int64_t ahead = blockIdx.x / kCluster;
   const auto prefetch = [&] {
     while (ahead < a.rows && !valid(a.target[ahead * a.target_stride])) ahead += groups;
     if (ahead >= a.rows) return;
-    const Window<T, kAligned> w(logits_of(ahead), a.vocab);
-    // A partial last vector is read by its thread.
-    const int end = min(begin + slice, w.vectors - (w.partial(w.vectors - 1) ? 1 : 0)), from = begin + kHeld;
+    const T* logits = logits_of(ahead);
+    const RowColumns<T, kAligned> c(logits, a.vocab);
+    const int end = min(begin + slice, c.vectors), from = begin + kHeld;
     const int bytes = end > from ? (end - from) * 16 : 0;
     barrier_expect(&loaded, bytes);
-    if (bytes > 0) bulk_load(rest, w.first + int64_t{from} * kSize, bytes, &loaded);
+    if (bytes > 0) bulk_load(rest, logits + c.head + int64_t{from} * kSize, bytes, &loaded);
     ahead += groups;
   };
   if (kShared && threadIdx.x == 0) prefetch();
@@ -78,9 +84,13 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   for (int64_t row = blockIdx.x / kCluster; row < a.rows; row += groups) {
     const int64_t y = next;
     next = target_of(row + groups);
-    const Window<T, kAligned> window(logits_of(row), a.vocab);
+    const T* logits = logits_of(row);
     T* grad = a.grad ? static_cast<T*>(a.grad) + row * a.grad_stride : nullptr;
-    const int count = max(0, min(slice, window.vectors - begin));
+    const RowColumns<T, kAligned> columns(logits, a.vocab);
+    const T* body = logits + columns.head + int64_t{begin} * kSize;  // of this slice
+    T* grad_body = grad + columns.head + int64_t{begin} * kSize;
+    const int count = max(0, min(slice, columns.vectors - begin));
+    const int single = columns.single(rank == 0, rank == kCluster - 1);
 
     // 1. Rows without a valid target: constants.
     if (!valid(y)) {
@@ -88,7 +98,8 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       float values[kSize];
 #pragma unroll
       for (int k = 0; k < kSize; ++k) values[k] = value;
-      for (int v = threadIdx.x; grad && v < count; v += kThreads) window.store(grad, begin + v, values);
+      for (int v = threadIdx.x; grad && v < count; v += kThreads) store(values, grad_body + v * kSize);
+      if (grad && single >= 0) grad[single] = narrow<T>(value);
       if (rank == 0 && threadIdx.x == 0) {
         a.loss[row] = value;
         if (a.z_loss) a.z_loss[row] = value;
@@ -101,19 +112,13 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int v = threadIdx.x + i * kThreads;
-      held[i] = v < count ? window.load_whole(begin + v) : lowest<T>();
+      held[i] = v < count ? Vec<T>::load(body + v * kSize) : lowest<T>();
     }
-    if constexpr (!kAligned) {  // when all loads are on their way
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const int v = threadIdx.x + i * kThreads;
-        if (v < count) window.mask(begin + v, held[i]);
-      }
-    }
-    const int64_t relative = window.before + y - int64_t{begin} * kSize;  // the target in this slice
+    float single_x = single >= 0 ? widen(logits[single]) : -INFINITY;
+    const int64_t relative = y - columns.head - int64_t{begin} * kSize;  // the target in this slice
     const int target_vector = relative >= 0 && relative < int64_t{count} * kSize ? static_cast<int>(relative / kSize) : -1;
     const int target_element = static_cast<int>(relative % kSize);
-    const bool own = target_vector >= 0 && target_vector % kThreads == static_cast<int>(threadIdx.x);
+    const bool own = target_vector >= 0 ? target_vector % kThreads == static_cast<int>(threadIdx.x) : single == y;
     float largest = -INFINITY, others = 0, weighted = 0, own_x = 0;
 
     // 3. Sums over the part in shared memory, two vectors at a time.
@@ -121,10 +126,10 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       barrier_wait(&loaded, turn & 1);
       const auto fetch = [&](int v) {  // v of the slice
         if (v >= count) return lowest<T>();
-        Vec<T> x = window.partial(begin + v) ? window.load(begin + v) : rest[v - kHeld];
-        if (smooth) weighted += window.sum(begin + v, x);
-        if (v == target_vector) own_x = take(x, target_element);
-        if (v == target_vector || window.partial(begin + v)) {
+        Vec<T> x = rest[v - kHeld];
+        if (smooth) weighted += sum_values(x);
+        if (v == target_vector) {
+          own_x = take(x, target_element);
           rest[v - kHeld] = x;
           fence_before_bulk();
         }
@@ -144,10 +149,15 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         const int v = threadIdx.x + i * kThreads;
-        if (v < count) weighted += window.sum(begin + v, held[i]);
+        if (v < count) weighted += sum_values(held[i]);
       }
+      if (single >= 0) weighted += single_x;
     }
-    if (own && target_vector < kHeld) {
+    if (!kAligned && single == y) {
+      own_x = single_x;
+      single_x = -INFINITY;
+    }
+    if (own && target_vector >= 0 && target_vector < kHeld) {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         if (target_vector == static_cast<int>(threadIdx.x) + i * kThreads) own_x = take(held[i], target_element);
@@ -157,9 +167,9 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       uint32_t word = max_word(held[0]);
 #pragma unroll
       for (int i = 1; i < kVectors; ++i) word = Word<T>::max(word, max_word(held[i]));
-      const float m = max_value<T>(word);
+      const float m = kAligned ? max_value<T>(word) : fmaxf(max_value<T>(word), single_x);
       const Exponential<T> e(m);
-      float sum = 0;
+      float sum = kAligned ? 0.f : e(single_x);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sum += e.sum(held[i]);
       const float both = fmaxf(largest, m), whole = warp_largest(both);
@@ -231,7 +241,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       x.to_float(values);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) values[k] = fmaf(e(values[k]), g.scale, -g.shift);
-      window.store(grad, begin + v, values);
+      store(values, grad_body + v * kSize);
     };
     if constexpr (kShared) {
       for (int v = kHeld + threadIdx.x; grad && v < count; v += kThreads) write(v, rest[v - kHeld]);
@@ -247,6 +257,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       const int v = threadIdx.x + i * kThreads;
       if (v < count) write(v, held[i]);
     }
+    if (!kAligned && single >= 0) grad[single] = narrow<T>(fmaf(e(single_x), g.scale, -g.shift));
     if (own) grad[y] = narrow<T>(result.own());
   }
   if (!peers_ready) cluster_wait();
@@ -290,16 +301,18 @@ bool launch(const ForwardArgs& a, const ReadOnce& plan, const Host& host) {
   const int resident = resident_clusters(reinterpret_cast<const void*>(kernel), kThis, plan.shared_bytes, host.machine);
   if (resident < 1) return false;
   const int64_t most = kThis.persistent ? resident : 0x7fffffff / kThis.cluster;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(kThis.cluster), 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(kThis.cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(kThis.cluster * (a.rows < most ? a.rows : most)));
   config.blockDim = dim3(kThis.threads);
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream_of(host);
-  config.attrs = &attribute;
-  config.numAttrs = kThis.cluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = kThis.cluster > 1 ? 2 : 1;
   check_cuda(cudaLaunchKernelEx(&config, kernel, a, plan.slice), "cross_entropy", "launch");
   return true;
 }

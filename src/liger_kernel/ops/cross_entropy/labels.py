@@ -66,10 +66,6 @@ class LabelStats:
         raise AssertionError(
             f"Target {int(valid.min())} is out of bounds. Expected >= 0 and < {self._vocab} ({below} of {valid.numel()} labels)")
 
-    def valid(self):
-        """The number of labels that are not ignored, at least 1, as a 0-dim tensor on the device."""
-        return self.device[2].clamp(min=1)
-
 
 def indices(op, target):
     """`target` as int64. RuntimeError, as of torch's own loss, unless it holds integers."""

@@ -63,7 +63,7 @@ inline bool aligned_rows(const ForwardArgs& a) {
 inline ReadOnce choose_read_once(const ForwardArgs& a, int64_t shared_memory) {
   const int64_t per_vector = 16 / size_of(a.dtype);
   ReadOnce p{.layout = -1, .aligned = aligned_rows(a), .slice = 0, .shared_bytes = 0};
-  const int64_t vectors = (a.vocab + (p.aligned ? 0 : 2 * (per_vector - 1))) / per_vector;  // at the worst alignment
+  const int64_t vectors = a.vocab / per_vector;  // fewer where a row begins beside a 16-byte boundary
   for (int i = 0; i < kLayoutCount && p.layout < 0; ++i) {
     const Layout& l = kLayouts[i];
     const int64_t slice = ((vectors + l.cluster - 1) / l.cluster + 7) / 8 * 8;  // slices begin on 128-byte boundaries

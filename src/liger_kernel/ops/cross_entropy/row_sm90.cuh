@@ -1,4 +1,4 @@
-// A row as raw 16-byte vectors: maxima and exponentials on packed words, the target taken out, rows of any alignment.
+// A row as raw 16-byte vectors: maxima and exponentials on packed words, the target taken out, columns beside the vectors.
 #pragma once
 #include <liger_kernel/core/cuda/vec.cuh>
 
@@ -108,61 +108,34 @@ __device__ __forceinline__ float warp_largest(float v) {
   return __int_as_float(flip(__reduce_max_sync(~0u, flip(__float_as_int(v)))));
 }
 
-// The aligned vectors that touch a row.
+template <class T>
+__device__ __forceinline__ float sum_values(const Vec<T>& x) {
+  float values[Vec<T>::kSize], total = 0;
+  x.to_float(values);
+#pragma unroll
+  for (int k = 0; k < Vec<T>::kSize; ++k) total += values[k];
+  return total;
+}
+
+// A row's columns: `head` single ones up to a 16-byte boundary, `vectors` vectors, `tail` single ones.
 template <class T, bool kAligned>
-struct Window {
+struct RowColumns {
   static constexpr int kSize = Vec<T>::kSize;
-  __device__ __forceinline__ Window(const T* row, int64_t vocab) {
-    before = kAligned ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
-    first = row - before;
-    vectors = static_cast<int>((before + vocab + kSize - 1) / kSize);
-    after = kAligned ? kSize : static_cast<int>(before + vocab - int64_t{vectors - 1} * kSize);
-  }
-  __device__ __forceinline__ bool partial(int v) const {
-    return !kAligned && ((v == 0 && before > 0) || (v == vectors - 1 && after < kSize));
-  }
-  __device__ __forceinline__ bool inside(int v, int k) const { return (v > 0 || k >= before) && (v < vectors - 1 || k < after); }
+  __device__ __forceinline__ RowColumns(const T* row, int64_t vocab)
+      : head(kAligned ? 0 : static_cast<int>((16 - reinterpret_cast<uintptr_t>(row) % 16) % 16 / sizeof(T))),
+        vectors(static_cast<int>((vocab - head) / kSize)),
+        tail(kAligned ? 0 : static_cast<int>((vocab - head) % kSize)),
+        end(static_cast<int>(vocab)) {}
 
-  // With what lies beside the row in the same 16 bytes.
-  __device__ __forceinline__ Vec<T> load_whole(int v) const { return Vec<T>::load(first + int64_t{v} * kSize); }
-  // -inf outside the row.
-  __device__ __forceinline__ void mask(int v, Vec<T>& x) const {
-    if (!partial(v)) return;
-    uint32_t w[4] = {x.raw.x, x.raw.y, x.raw.z, x.raw.w};
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      constexpr int kValues = Word<T>::kValues;
-      const uint32_t bits = kValues == 1 ? ~0u : k % 2 ? 0xffff0000u : 0xffffu;
-      if (!inside(v, k)) w[k / kValues] = (w[k / kValues] & ~bits) | (Word<T>::kLowest & bits);
-    }
-    x.raw = make_uint4(w[0], w[1], w[2], w[3]);
-  }
-  __device__ __forceinline__ Vec<T> load(int v) const {
-    Vec<T> x = load_whole(v);
-    mask(v, x);
-    return x;
-  }
-  __device__ __forceinline__ void store(T* grad_row, int v, const float (&values)[kSize]) const {
-    T* p = grad_row - before + int64_t{v} * kSize;
-    if (!partial(v)) {
-      Vec<T>::from_float(values).store(p);
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) {
-      if (inside(v, k)) p[k] = narrow<T>(values[k]);
-    }
-  }
-  __device__ __forceinline__ float sum(int v, const Vec<T>& x) const {
-    float values[kSize], total = 0;
-    x.to_float(values);
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) total += kAligned || inside(v, k) ? values[k] : 0.f;
-    return total;
+  // The single column of this thread, -1 for none: the first block of a cluster has the head, the last one the tail.
+  __device__ __forceinline__ int single(bool first_block, bool last_block) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (kAligned || thread >= 2 * kSize) return -1;
+    if (thread < kSize) return first_block && thread < head ? thread : -1;
+    return last_block && thread - kSize < tail ? end - tail + thread - kSize : -1;
   }
 
-  const T* first;
-  int before, vectors, after;
+  int head, vectors, tail, end;
 };
 
 }  // namespace

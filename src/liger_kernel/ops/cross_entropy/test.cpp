@@ -212,6 +212,37 @@ TEST(CrossEntropy, LabelsOutOfRangeAndEmptyCalls) {
   });
 }
 
+TEST(CrossEntropy, Totals) {
+  for_each_cpu_variant("cross_entropy", [](const Host& host) {
+    for (const int64_t rows : {0, 1, 1000}) {
+      Matrix loss(DType::kF32, 1, rows), z(DType::kF32, 1, rows), hit(DType::kF32, 1, rows);
+      loss.random(1), z.random(2);
+      double sum = 0, z_sum = 0;
+      for (int64_t i = 0; i < rows; ++i) hit.set(0, i, i % 4 == 0), sum += loss.at(0, i), z_sum += z.at(0, i);
+      LabelStats stats{};
+      stats.count = static_cast<int32_t>(rows / 2);
+      float total = -1, z_total = -1, accuracy = -1;
+      TotalsArgs args{.loss = loss.data<float>(),
+                      .z_loss = z.data<float>(),
+                      .hit = hit.data<float>(),
+                      .stats = &stats,
+                      .total = &total,
+                      .z_total = &z_total,
+                      .accuracy = &accuracy,
+                      .rows = rows,
+                      .dtype = DType::kF32};
+      totals(args, host);
+      EXPECT_FLOAT_EQ(total, static_cast<float>(sum));
+      EXPECT_FLOAT_EQ(z_total, static_cast<float>(z_sum));
+      EXPECT_FLOAT_EQ(accuracy, rows == 1000 ? 0.5f : rows == 1 ? 1.f : 0.f);
+      args.z_total = nullptr, args.accuracy = nullptr, z_total = accuracy = -1;
+      totals(args, host);
+      EXPECT_EQ(z_total, -1);
+      EXPECT_EQ(accuracy, -1);
+    }
+  });
+}
+
 TEST(CrossEntropy, Scale) {
   for_each_cpu_variant("cross_entropy", [](const Host& host) {
     for (const DType dtype : test::kDTypes) {
@@ -221,6 +252,7 @@ TEST(CrossEntropy, Scale) {
         scale({.grad = grad.data(),
                .grad_out = out.data(),
                .factor = factor.data<float>(),
+               .factor_dtype = DType::kF32,
                .per_row = per_row,
                .rows = 4,
                .vocab = 45,

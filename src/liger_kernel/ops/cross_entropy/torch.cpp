@@ -15,6 +15,11 @@ void check_target(const Tensor& target) {
   LIGER_CHECK(target.scalar_type() == ScalarType::Long, "cross_entropy: target is not int64");
 }
 
+void check_stats(const Tensor& stats) {
+  LIGER_CHECK(stats.scalar_type() == ScalarType::Int && stats.numel() == kStatsSize && stats.is_contiguous(),
+              "cross_entropy: stats is not what cross_entropy_label_stats returns");
+}
+
 void check_class_weight(const std::optional<Tensor>& weight, int64_t vocab) {
   if (!weight) return;
   LIGER_CHECK(weight->dim() == 1 && weight->size(0) == vocab, "cross_entropy: class weight has ", weight->numel(),
@@ -54,8 +59,7 @@ Outputs run(const Tensor& logits, const Tensor& target, const std::optional<Tens
   check_class_weight(class_weight, vocab);
   check_devices("cross_entropy", logits, target, stats);
   if (class_weight) check_devices("cross_entropy", logits, *class_weight);
-  LIGER_CHECK(stats.scalar_type() == ScalarType::Int && stats.numel() == kStatsSize && stats.is_contiguous(),
-              "cross_entropy: stats is not what cross_entropy_label_stats returns");
+  check_stats(stats);
   if (row_scale) {
     check_devices("cross_entropy", logits, *row_scale);
     LIGER_CHECK(row_scale->scalar_type() == ScalarType::Float && row_scale->is_contiguous() && row_scale->numel() == rows,
@@ -117,16 +121,46 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_in_place_torch(const Tensor& 
   return {out.loss, out.z_loss, out.hit, out.prediction};
 }
 
+// loss, z_loss, hit [rows] or empty, as forward returns them -> their totals, [] each, of like's dtype and fp32; empty where not wanted
+std::tuple<Tensor, Tensor, Tensor> totals_torch(const Tensor& loss, const Tensor& z_loss, const Tensor& hit, const Tensor& stats,
+                                                const Tensor& like, bool want_z, bool want_hit) {
+  check_devices("cross_entropy", loss, z_loss, hit);
+  check_devices("cross_entropy", loss, stats);
+  const int64_t rows = loss.numel();
+  for (const auto& [t, wanted] : {std::pair{&loss, true}, {&z_loss, want_z}, {&hit, want_hit}}) {
+    LIGER_CHECK(!wanted || (t->scalar_type() == ScalarType::Float && t->is_contiguous() && t->numel() == rows),
+                "cross_entropy: a result has ", t->numel(), " elements, expected contiguous fp32 with ", rows);
+  }
+  check_stats(stats);
+  const TorchHost host(loss);
+  const auto scalar = [&](bool wanted, ScalarType type) {
+    return wanted ? empty(loss, torch::headeronly::IntHeaderOnlyArrayRef{}, type) : empty(loss, {0}, type);
+  };
+  const ScalarType type = like.scalar_type();
+  Tensor total = scalar(true, type), z_total = scalar(want_z, type), accuracy = scalar(want_hit, ScalarType::Float);
+  totals({.loss = const_data<float>(loss),
+          .z_loss = want_z ? const_data<float>(z_loss) : nullptr,
+          .hit = want_hit ? const_data<float>(hit) : nullptr,
+          .stats = const_data<LabelStats>(stats),
+          .total = data(total),
+          .z_total = want_z ? data(z_total) : nullptr,
+          .accuracy = want_hit ? data<float>(accuracy) : nullptr,
+          .rows = rows,
+          .dtype = dtype_of("cross_entropy", like)},
+         host);
+  return {total, z_total, accuracy};
+}
+
 void run_scale(const Tensor& grad, const Tensor& factor, const Tensor& out) {
   check_rows("cross_entropy", "grad", grad);
   check_devices("cross_entropy", grad, factor);
-  LIGER_CHECK(factor.scalar_type() == ScalarType::Float && factor.is_contiguous() && (factor.dim() == 0 || factor.numel() == grad.size(0)),
-              "cross_entropy: factor has ", factor.numel(), " elements, expected one fp32 number or one for each of ", grad.size(0),
-              " rows");
+  LIGER_CHECK(factor.is_contiguous() && (factor.dim() == 0 || factor.numel() == grad.size(0)), "cross_entropy: factor has ", factor.numel(),
+              " elements, expected one number or one for each of ", grad.size(0), " rows");
   const TorchHost host(grad);
   scale({.grad = const_data(grad),
          .grad_out = data(out),
-         .factor = const_data<float>(factor),
+         .factor = const_data(factor),
+         .factor_dtype = dtype_of("cross_entropy", factor),
          .per_row = factor.dim() != 0,
          .rows = grad.size(0),
          .vocab = grad.size(1),
@@ -157,6 +191,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
   m.def("cross_entropy_label_stats(Tensor target, Tensor? class_weight, int vocab, int ignore_index) -> Tensor");
   m.def("cross_entropy_forward(Tensor logits, " LIGER_OPTIONS "bool want_grad, " LIGER_WANTED ", Tensor grad)");
   m.def("cross_entropy_forward_(Tensor(a!) logits, " LIGER_OPTIONS LIGER_WANTED ")");
+  m.def(
+      "cross_entropy_totals(Tensor loss, Tensor z_loss, Tensor hit, Tensor stats, Tensor like, bool want_z, bool want_hit) -> (Tensor "
+      "loss, Tensor z_loss, Tensor accuracy)");
   m.def("cross_entropy_scale(Tensor grad, Tensor factor) -> Tensor");
   m.def("cross_entropy_scale_(Tensor(a!) grad, Tensor factor) -> ()");
 }
@@ -166,6 +203,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
     m.impl("cross_entropy_label_stats", TORCH_BOX(&label_stats_torch));   \
     m.impl("cross_entropy_forward", TORCH_BOX(&forward_torch));           \
     m.impl("cross_entropy_forward_", TORCH_BOX(&forward_in_place_torch)); \
+    m.impl("cross_entropy_totals", TORCH_BOX(&totals_torch));             \
     m.impl("cross_entropy_scale", TORCH_BOX(&scale_torch));               \
     m.impl("cross_entropy_scale_", TORCH_BOX(&scale_in_place_torch));     \
   }

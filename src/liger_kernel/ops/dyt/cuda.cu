@@ -3,6 +3,7 @@
 // Each block writes one fp32 row of partial sums; a second kernel adds those in a fixed order.
 // cuda_vector: 16-byte vectors of columns; cuda_scalar: any width and alignment, one column a thread.
 #include <liger_kernel/core/cuda/block_reduce.cuh>
+#include <liger_kernel/core/cuda/element.cuh>
 #include <liger_kernel/core/cuda/gated.cuh>
 #include <liger_kernel/ops/dyt/plan.h>
 
@@ -11,17 +12,6 @@ namespace {
 
 constexpr int kForwardRows = 4;   // in flight
 constexpr int kBackwardRows = 2;  // of x and of dy
-
-__device__ __forceinline__ float read(const void* p, DType dtype, int64_t i) {
-  return dtype == DType::kF32    ? static_cast<const float*>(p)[i]
-         : dtype == DType::kBF16 ? widen(static_cast<const BFloat16*>(p)[i])
-                                 : widen(static_cast<const Float16*>(p)[i]);
-}
-__device__ __forceinline__ void write(float v, void* p, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) static_cast<float*>(p)[i] = v;
-  if (dtype == DType::kBF16) static_cast<BFloat16*>(p)[i] = narrow<BFloat16>(v);
-  if (dtype == DType::kF16) static_cast<Float16*>(p)[i] = narrow<Float16>(v);
-}
 
 template <class T, class Access>
 __global__ void __launch_bounds__(kMaxThreads) forward_kernel(ForwardArgs a, Plan plan) {
@@ -54,7 +44,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(ForwardArgs a, Pla
       x[r].to_float(values);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) values[i] = tanhf(alpha * values[i]) * gamma[i] + beta[i];
-      Access::from_float(values).store(py + row * a.y_stride);
+      Access::from_float(values).store_streaming(py + row * a.y_stride);
     }
   }
 }
@@ -98,7 +88,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(BackwardArgs a, P
         dalpha += s * xs[i];
         xs[i] = s * alpha;
       }
-      if (a.dx) Access::from_float(xs).store(static_cast<T*>(a.dx) + column + row * a.dx_stride);
+      if (a.dx) Access::from_float(xs).store_streaming(static_cast<T*>(a.dx) + column + row * a.dx_stride);
     }
   }
 

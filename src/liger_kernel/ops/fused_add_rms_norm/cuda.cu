@@ -1,5 +1,6 @@
-// Residual addition and RMSNorm on CUDA; the kernels are core/cuda/rms.cuh's.
+// Residual addition and RMSNorm on CUDA; the kernels are those of core/cuda/rms.cuh and rms_wide.cuh.
 #include <liger_kernel/core/cuda/rms.cuh>
+#include <liger_kernel/core/cuda/rms_wide.cuh>
 #include <liger_kernel/ops/fused_add_rms_norm/fused_add_rms_norm.h>
 
 namespace liger::fused_add_rms_norm {

@@ -112,10 +112,9 @@ def fused_linear_cross_entropy_forward(
         return_predicted_tokens, want_dx, want_dw, want_db, dw_fp32, accum_dtype in (torch.bfloat16, torch.float16))
 
     if reduction != "none":
-        loss, z = loss.sum(), z.sum()
-        hit = hit.sum() / stats[2].clamp(min=1) if return_token_accuracy else hit
+        loss, z, hit = _ops.cross_entropy_totals(loss, z, hit, stats, loss, return_z_loss, return_token_accuracy)
     if enlarge:
-        loss, z = loss / valid, z / valid
+        loss, z = loss / valid, z / valid if return_z_loss else z
         dx, dw, db = dx.float() / valid, dw / valid, db / valid
     else:
         dx, dw = dx.to(_input.dtype), dw.to(weight.dtype)

@@ -219,7 +219,7 @@ def fused_linear_log_probs(x, weight, target, bias=None, *, temperature=1.0, log
 
 
 def __getattr__(name):  # what is built on the above, and imports it
-    if name in ("log_probs_and_gradients", "ChunkLoss"):
+    if name in ("log_probs_and_gradients", "log_probs_and_gradients_in_tiles", "ChunkLoss"):
         from liger_kernel.ops.fused_linear_log_probs import one_pass as home
     elif name == "LigerFusedLinearScaledCrossEntropyFunction":
         from liger_kernel.ops.fused_linear_log_probs import scaled_cross_entropy as home

@@ -152,11 +152,12 @@ template <class T, bool kPlain>
 void gradient_rows(const GradientArgs& a, int64_t begin, int64_t end) {
   const ToZ<kPlain> to_z(a.transform);
   for (int64_t row = begin; row < end; row++) {
-    T* logits = static_cast<T*>(a.logits) + row * a.logits_stride;
+    const T* logits = static_cast<const T*>(a.logits) + row * a.logits_stride;
+    T* grad = static_cast<T*>(a.grad) + row * a.grad_stride;
     const int64_t y = a.target[row * a.target_stride], column = y - a.first;
     const bool ignored = y == a.ignore_index;
     if (ignored || !valid_target(y, a.vocab)) {
-      std::fill(logits, logits + a.cols, narrow<T>(ignored ? 0.f : std::numeric_limits<float>::quiet_NaN()));
+      std::fill(grad, grad + a.cols, narrow<T>(ignored ? 0.f : std::numeric_limits<float>::quiet_NaN()));
       continue;
     }
     const RowFactors r(a, row);
@@ -171,11 +172,11 @@ void gradient_rows(const GradientArgs& a, int64_t begin, int64_t end) {
     int64_t j = 0;
     for (; j + 2 * kLanes <= a.cols; j += 2 * kLanes) {
       const F d0 = derive(load(logits + j)), d1 = derive(load(logits + j + kLanes));
-      store(d0, logits + j), store(d1, logits + j + kLanes);
+      store(d0, grad + j), store(d1, grad + j + kLanes);
     }
-    for (; j + kLanes <= a.cols; j += kLanes) store(derive(load(logits + j)), logits + j);
-    if (j < a.cols) store(derive(load(logits + j, a.cols - j)), logits + j, a.cols - j);
-    if (here) logits[column] = narrow<T>(own);
+    for (; j + kLanes <= a.cols; j += kLanes) store(derive(load(logits + j)), grad + j);
+    if (j < a.cols) store(derive(load(logits + j, a.cols - j)), grad + j, a.cols - j);
+    if (here) grad[column] = narrow<T>(own);
   }
 }
 

@@ -171,19 +171,22 @@ __global__ void __launch_bounds__(kMaxThreads) gradient_kernel(GradientArgs a) {
   constexpr int kSize = Vec<T>::kSize;
   const ToZ<kPlain> to_z(a.transform);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    T* logits = static_cast<T*>(a.logits) + row * a.logits_stride;
+    const T* logits = static_cast<const T*>(a.logits) + row * a.logits_stride;
+    T* grad = static_cast<T*>(a.grad) + row * a.grad_stride;
     const int64_t y = a.target[row * a.target_stride], column = y - a.first;
-    const Columns<T> columns(logits, a.cols);
-    T* body = logits + columns.head;
     const bool ignored = y == a.ignore_index;
     if (ignored || !valid_target(y, a.vocab)) {
       float values[kSize];
 #pragma unroll
       for (int i = 0; i < kSize; ++i) values[i] = ignored ? 0.f : NAN;
-      columns.singles([&](int64_t j) { logits[j] = narrow<T>(values[0]); });
-      for (int64_t v = threadIdx.x; v < columns.vectors; v += blockDim.x) Vec<T>::from_float(values).store(body + v * kSize);
+      const Columns<T> out(grad, a.cols);
+      out.singles([&](int64_t j) { grad[j] = narrow<T>(values[0]); });
+      for (int64_t v = threadIdx.x; v < out.vectors; v += blockDim.x) Vec<T>::from_float(values).store(grad + out.head + v * kSize);
       continue;
     }
+    // Each element is written by the thread that reads it, so grad may be the logits. Vectors are stored where both rows are aligned alike.
+    const Columns<T> columns(logits, a.cols);
+    const bool vector_store = reinterpret_cast<uintptr_t>(grad) % 16 == reinterpret_cast<uintptr_t>(logits) % 16;
     const RowFactors r(a, row);
     const auto derive = [&](int64_t j, float logit) {
       const float z = to_z(logit), d = fmaxf(z - r.largest, kLowest);
@@ -191,14 +194,20 @@ __global__ void __launch_bounds__(kMaxThreads) gradient_kernel(GradientArgs a) {
       const float dz = j == column ? r.own : others;
       return kPlain ? dz : dz * to_z.slope(z);
     };
-    columns.singles([&](int64_t j) { logits[j] = narrow<T>(derive(j, widen(logits[j]))); });
+    columns.singles([&](int64_t j) { grad[j] = narrow<T>(derive(j, widen(logits[j]))); });
 #pragma unroll 2
     for (int64_t v = threadIdx.x; v < columns.vectors; v += blockDim.x) {
+      const int64_t first = columns.head + v * kSize;
       float z[kSize];
-      Vec<T>::load(body + v * kSize).to_float(z);
+      Vec<T>::load(logits + first).to_float(z);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) z[i] = derive(columns.head + v * kSize + i, z[i]);
-      Vec<T>::from_float(z).store(body + v * kSize);
+      for (int i = 0; i < kSize; ++i) z[i] = derive(first + i, z[i]);
+      if (vector_store) {
+        Vec<T>::from_float(z).store(grad + first);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) grad[first + i] = narrow<T>(z[i]);
+      }
     }
   }
 }

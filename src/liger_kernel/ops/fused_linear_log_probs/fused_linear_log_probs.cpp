@@ -14,6 +14,8 @@ template std::span<const Variant<StatisticsArgs>> variants<StatisticsArgs>();
 template std::span<const Variant<GradientArgs>> variants<GradientArgs>();
 
 void statistics(const StatisticsArgs& args, const Host& host) {
+  LIGER_CHECK(args.vocab < int64_t{1} << 31, kOp, ": the vocabulary has ", args.vocab, " entries, at most 2^31 - 1 are supported");
+  LIGER_CHECK(args.vocab > 0 || args.rows == 0, kOp, ": the vocabulary is empty");
   if (args.rows > 0) select(kOp, variants<StatisticsArgs>(), args, host.machine).run(args, host);
 }
 void gradient(const GradientArgs& args, const Host& host) {
@@ -184,6 +186,7 @@ StatisticsArgs statistics_of(const Problem& a, const Plan& p, const void* z, int
 GradientArgs gradient_of(const Problem& a, const Plan& p, void* z, int64_t first, int64_t cols, const SavedResults& saved,
                          const Upstream& upstream) {
   return {.logits = z,
+          .grad = z,
           .target = a.target,
           .saved = saved,
           .upstream = upstream,
@@ -192,6 +195,7 @@ GradientArgs gradient_of(const Problem& a, const Plan& p, void* z, int64_t first
           .first = first,
           .vocab = a.vocab,
           .logits_stride = p.stride,
+          .grad_stride = p.stride,
           .target_stride = a.target_stride,
           .dtype = p.compute,
           .ignore_index = a.ignore_index,

@@ -95,14 +95,15 @@ struct StatisticsArgs {
   Transform transform;
 };
 
-// The gradient over the logits, in place.
+// The gradient, written beside the logits or over them.
 struct GradientArgs {
-  void* logits;           // [rows, cols]
+  const void* logits;     // [rows, cols]
+  void* grad;             // [rows, cols], of the logits' type; may be the logits
   const int64_t* target;  // [rows]
   SavedResults saved;
   Upstream upstream;
   int64_t rows, cols, first, vocab;
-  int64_t logits_stride, target_stride;
+  int64_t logits_stride, grad_stride, target_stride;
   DType dtype;
   int64_t ignore_index;
   Transform transform;

@@ -7,11 +7,12 @@ scratch of all logits of a chunk, and the weight's gradient summed over chunks i
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.core.tensors import has_values
 from liger_kernel.ops.fused_linear_log_probs import _OP, LogProbs, _check_shapes, _compute_dtype, _Operands, _transform
 
 # As of fused_linear_cross_entropy: on CUDA the sum of dw hides behind the products from about 2048 rows on.
 _CUDA_BYTES, _CUDA_ROWS = 1280 << 20, (640, 4096)
-_CPU_BYTES, _CPU_ROWS = 64 << 20, (192, 1024)
+_CPU_BYTES, _CPU_ROWS = 64 << 20, (128, 1024)
 _UNIT = 64  # rows whose labels are counted together
 
 
@@ -29,13 +30,33 @@ def _chunk_rows(rows, vocab, x, logits_memory, narrow):
     return -(-rows // max(chunks, 1))
 
 
-def _chunks(o, ignore_index, group, logits_memory, narrow):
-    """[(begin, end, kept)]: ranges of rows, whole groups of them, and how many of each are worked on."""
-    rows, unit = o.target.numel(), group if group > 1 else _UNIT
-    counts = [min(unit, rows - begin) for begin in range(0, rows, unit)]
-    if o.kept is not None:
-        keep = torch.nn.functional.pad(o.target != ignore_index, (0, len(counts) * unit - rows))
-        counts = keep.view(-1, unit).sum(1).tolist()
+class _UnitCounts:
+    """How many rows of each `unit` of them are not ignored. Asked before the labels' own count, whose answer the host waits for, and
+    copied to the host without waiting: read after it, they are there."""
+
+    def __init__(self, target, unit, ignore_index):
+        self.sizes = [min(unit, target.numel() - begin) for begin in range(0, target.numel(), unit)]
+        self.host = self.event = None
+        if torch.compiler.is_compiling() or not has_values(target) or (target.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return  # then all rows are worked on
+        keep = torch.nn.functional.pad(target != ignore_index, (0, len(self.sizes) * unit - target.numel()))
+        counts = keep.view(len(self.sizes), unit).sum(1, dtype=torch.int32)
+        if target.is_cuda:
+            self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True).copy_(counts, non_blocking=True)
+            self.event = torch.cuda.current_stream(target.device).record_event()
+        else:
+            self.host = counts
+
+    def read(self):
+        if self.event is not None:
+            self.event.synchronize()
+        return self.host.tolist()
+
+
+def _chunks(o, units, unit, logits_memory, narrow):
+    """[(begin, end, kept)]: ranges of rows, whole units of them, and how many of each are worked on."""
+    rows = o.target.numel()
+    counts = units.sizes if o.kept is None else units.read()
     limit = _chunk_rows(sum(counts), o.weight.shape[0], o.x, logits_memory, narrow)
     limit = -(-limit // unit) * unit
     chunks, begin, kept = [], 0, 0
@@ -93,8 +114,8 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
             64 MiB on the CPU, of 640 to 4096 and 192 to 1024 rows.
 
     Returns:
-        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes and None when not wanted. On CUDA the host waits once for the
-        numbers of labels that are not ignored.
+        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes (fp32 in fp16 with a `gradient_scale`) and None when not wanted.
+        On CUDA the host waits once, for the number of labels that are not ignored; with `label_stats` not for the device.
 
     Raises:
         ValueError: the number of rows is no multiple of `group`. The others: see :func:`fused_linear_log_probs`.
@@ -110,10 +131,12 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
     want_db = bias is not None and (bias.requires_grad if want_db is None else want_db)
     scaled = dtype == torch.float16 and gradient_scale != 1.0
     with torch.no_grad():
+        unit = group if group > 1 else _UNIT
+        units = _UnitCounts(target.reshape(-1), unit, ignore_index)
         o = _Operands(x, weight, target, bias, dtype, ignore_index, label_stats)
         # Chunks of dw are added in fp32; a single one is rounded inside its product.
         narrow = weight.dtype == dtype and not scaled
-        chunks = _chunks(o, ignore_index, group, logits_memory, narrow and want_dw and dtype != torch.float32)
+        chunks = _chunks(o, units, unit, logits_memory, narrow and want_dw and dtype != torch.float32)
         worked = [kept for _, _, kept in chunks if kept]
         vocab, hidden = weight.shape
         stride = -(-vocab // 8) * 8
@@ -157,6 +180,44 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
             dw = None if dw is None else dw.to(weight.dtype)
             db = None if db is None else db.to(bias.dtype)
         return results, None if dx is None else dx.view(x.shape), dw, db
+
+
+def log_probs_and_gradients_in_tiles(x, weight, target, coefficients, bias=None, *, temperature=1.0, logit_scale=1.0, softcap=None,
+                                     ignore_index=-100, want_dx=None, want_dw=None, want_db=None, label_stats=None, logits_memory=0):
+    """:func:`log_probs_and_gradients` with the logits made twice, a tile of the vocabulary at a time: for losses that must see all rows,
+    or more of them than a chunk holds, before a coefficient is known.
+
+    `coefficients` is called once, with (0, rows, results), and returns d(loss)/d(logp). In fp16 the coefficients are brought to the size
+    of 1 before the products, and the gradients, in fp32 then, back after them.
+    """
+    _check_shapes(x, weight, target, bias)
+    options = _transform(temperature, logit_scale, softcap)
+    dtype = _compute_dtype(x, weight)
+    want_dx = x.requires_grad if want_dx is None else want_dx
+    want_dw = weight.requires_grad if want_dw is None else want_dw
+    want_db = bias is not None and (bias.requires_grad if want_db is None else want_db)
+    with torch.no_grad():
+        o = _Operands(x, weight, target, bias, dtype, ignore_index, label_stats)
+        operands = o.pick(o.x), o.weight, o.pick(o.target), o.bias
+        logp, largest, log_sum, _, _ = _ops.fused_linear_log_probs_forward(*operands, ignore_index, *options, logits_memory, False, False)
+        results = LogProbs(o.place(logp))
+        factor = coefficients(0, o.target.numel(), results)
+        if not (want_dx or want_dw or want_db):
+            return results, None, None, None
+        factor = torch.zeros_like(logp) if factor is None else o.pick(factor.detach().reshape(-1).float()).contiguous()
+        half = dtype == torch.float16
+        if half:
+            largest_factor = factor.abs().amax() if factor.numel() else factor.new_ones(())
+            scale = torch.exp2(-torch.floor(torch.log2(largest_factor.clamp(min=1e-30))))
+            factor = factor * scale
+        dx, dw, db = _ops.fused_linear_log_probs_backward(
+            *operands, logp, largest, log_sum, None, factor, None, None, ignore_index, *options, logits_memory, want_dx, want_dw, want_db,
+            half or dtype == torch.float32 or weight.dtype != dtype)
+        if half:
+            dx, dw, db = dx / scale, dw / scale, db / scale
+        else:
+            dx, dw, db = dx.to(x.dtype), dw.to(weight.dtype), db if bias is None else db.to(bias.dtype)
+        return results, o.place(dx).view(x.shape) if want_dx else None, dw if want_dw else None, db if want_db else None
 
 
 def _forward(o, begin, end, index, logits, options, ignore_index, want_entropy, want_lse, want_prediction):

@@ -18,6 +18,7 @@ struct Case {
   int64_t tile = 0;                 // columns; 0: all
   int64_t padding = 0, offset = 0;  // elements between rows, and in front of the first
   Transform transform = {};
+  bool beside = false;  // the gradient is not written over the logits
 };
 
 struct Row {
@@ -51,6 +52,8 @@ void check(const Case& c, const Host& host) {
   Matrix logits = Matrix::output(c.dtype, c.rows, c.vocab, c.padding, c.offset);
   logits.random(1, 3);
   const Matrix before = logits;
+  Matrix grad = Matrix::output(c.dtype, c.rows, c.vocab, c.padding + 1, c.offset + 2);
+  Matrix& written = c.beside ? grad : logits;
   std::vector<int64_t> target(2 * c.rows, -7);  // every second one is the label
   for (int64_t i = 0; i < c.rows; ++i) target[2 * i] = i % 4 == 1 ? -100 : (i * 7919 + c.vocab / 2) % c.vocab;
   std::vector<Matrix> out(4, Matrix::output(DType::kF32, 1, c.rows)), up(3, Matrix(DType::kF32, 1, c.rows));
@@ -62,9 +65,9 @@ void check(const Case& c, const Host& host) {
                         .log_sum = out[2].data<float>(),
                         .entropy = out[3].data<float>(),
                         .prediction = prediction.data()};
-  const auto at = [&](int64_t first) { return static_cast<char*>(logits.data()) + first * size_of(c.dtype); };
+  const auto at = [&](Matrix& m, int64_t first) { return static_cast<char*>(m.data()) + first * size_of(c.dtype); };
   for (int64_t first = 0; first < c.vocab; first += tile) {
-    statistics({.logits = at(first),
+    statistics({.logits = at(logits, first),
                 .target = target.data(),
                 .state = state.data(),
                 .results = results,
@@ -80,7 +83,8 @@ void check(const Case& c, const Host& host) {
                host);
   }
   for (int64_t first = 0; first < c.vocab; first += tile) {
-    gradient({.logits = at(first),
+    gradient({.logits = at(logits, first),
+              .grad = at(written, first),
               .target = target.data(),
               .saved = {.logp = results.logp, .largest = results.largest, .log_sum = results.log_sum, .entropy = results.entropy},
               .upstream = {.logp = up[0].data<float>(), .entropy = up[1].data<float>(), .lse = up[2].data<float>()},
@@ -89,6 +93,7 @@ void check(const Case& c, const Host& host) {
               .first = first,
               .vocab = c.vocab,
               .logits_stride = logits.stride(),
+              .grad_stride = written.stride(),
               .target_stride = 2,
               .dtype = c.dtype,
               .ignore_index = -100,
@@ -121,7 +126,7 @@ void check(const Case& c, const Host& host) {
       out[3], [&](int64_t, int64_t i) { return entropies[i]; }, [&](int64_t, int64_t i) { return 64 * kU * sizes[i] * (1 + entropies[i]); },
       "entropy");
   expect_near(
-      logits, [&](int64_t i, int64_t j) { return grads[i * c.vocab + j]; }, [&](int64_t i, int64_t j) { return bounds[i * c.vocab + j]; },
+      written, [&](int64_t i, int64_t j) { return grads[i * c.vocab + j]; }, [&](int64_t i, int64_t j) { return bounds[i * c.vocab + j]; },
       "dz");
 }
 
@@ -140,6 +145,8 @@ TEST(FusedLinearLogProbs, TilesLayoutsAndTransforms) {
       for (const int64_t tile : {1, 7, 64, 2500}) check({.rows = 5, .vocab = 301, .dtype = dtype, .tile = tile}, host);
       check({.rows = 9, .vocab = 5003, .dtype = dtype, .tile = 2100, .padding = 3, .offset = 1}, host);
       check({.rows = 4, .vocab = 99, .dtype = dtype, .transform = {.temperature = 0.7f}}, host);
+      check({.rows = 7, .vocab = 301, .dtype = dtype, .padding = 2, .transform = {.temperature = 0.9f}, .beside = true}, host);
+      check({.rows = 4, .vocab = 512, .dtype = dtype, .tile = 128, .beside = true}, host);
       check({.rows = 4, .vocab = 99, .dtype = dtype, .tile = 40, .transform = {.softcap = 5, .logit_scale = 0.5f, .temperature = 2}}, host);
     }
   });

@@ -155,10 +155,87 @@ Tensor chunk_backward_torch(const Tensor& logits, const Optional& dw, const Opti
   return dx;
 }
 
+// --- logits that exist already: selective_log_softmax ------------------------------------------------------------------------
+
+constexpr const char* kSelect = "selective_log_softmax";
+
+void check_logits(const Tensor& logits, const Tensor& target) {
+  check_rows(kSelect, "logits", logits);
+  check_devices(kSelect, logits, target);
+  LIGER_CHECK(target.dim() == 1 && target.size(0) == logits.size(0), kSelect, ": target has ", target.numel(), " elements, logits has ",
+              logits.size(0), " rows");
+  LIGER_CHECK(target.scalar_type() == ScalarType::Long, kSelect, ": target is not int64");
+}
+
+// logp, largest, log_sum [rows] fp32; entropy [rows] fp32, empty when not wanted.
+std::tuple<Tensor, Tensor, Tensor, Tensor> select_forward_torch(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                                                                double temperature, bool want_entropy) {
+  check_logits(logits, target);
+  const TorchHost host(logits);
+  const ResultTensors results = empty_results(logits, want_entropy, false);
+  statistics({.logits = const_data(logits),
+              .target = const_data<int64_t>(target),
+              .state = nullptr,
+              .results = pointers(results, want_entropy, false),
+              .rows = logits.size(0),
+              .cols = logits.size(1),
+              .first = 0,
+              .vocab = logits.size(1),
+              .logits_stride = logits.stride(0),
+              .target_stride = target.stride(0),
+              .dtype = dtype_of(kSelect, logits),
+              .ignore_index = ignore_index,
+              .transform = {.temperature = static_cast<float>(temperature)}},
+             host);
+  return {std::get<0>(results), std::get<1>(results), std::get<2>(results), std::get<3>(results)};
+}
+
+void select_backward(const Tensor& logits, const Tensor& grad, const Tensor& target, const Tensor& logp, const Tensor& largest,
+                     const Tensor& log_sum, const Optional& entropy, const Optional& d_logp, const Optional& d_entropy,
+                     int64_t ignore_index, double temperature) {
+  check_logits(logits, target);
+  gradient({.logits = const_data(logits),
+            .grad = data(grad),
+            .target = const_data<int64_t>(target),
+            .saved = saved_results(logits, logp, largest, log_sum, entropy, d_entropy),
+            .upstream = upstream_of(logits, d_logp, d_entropy, std::nullopt),
+            .rows = logits.size(0),
+            .cols = logits.size(1),
+            .first = 0,
+            .vocab = logits.size(1),
+            .logits_stride = logits.stride(0),
+            .grad_stride = grad.stride(0),
+            .target_stride = target.stride(0),
+            .dtype = dtype_of(kSelect, logits),
+            .ignore_index = ignore_index,
+            .transform = {.temperature = static_cast<float>(temperature)}},
+           TorchHost(logits));
+}
+
+// The gradient of the logits, contiguous [rows, vocab].
+Tensor select_backward_torch(const Tensor& logits, const Tensor& target, const Tensor& logp, const Tensor& largest, const Tensor& log_sum,
+                             const Optional& entropy, const Optional& d_logp, const Optional& d_entropy, int64_t ignore_index,
+                             double temperature) {
+  check_rows(kSelect, "logits", logits);
+  Tensor grad = empty(logits, {logits.size(0), logits.size(1)}, logits.scalar_type());
+  select_backward(logits, grad, target, logp, largest, log_sum, entropy, d_logp, d_entropy, ignore_index, temperature);
+  return grad;
+}
+
+// The same, written over the logits.
+void select_backward_in_place_torch(const Tensor& logits, const Tensor& target, const Tensor& logp, const Tensor& largest,
+                                    const Tensor& log_sum, const Optional& entropy, const Optional& d_logp, const Optional& d_entropy,
+                                    int64_t ignore_index, double temperature) {
+  select_backward(logits, logits, target, logp, largest, log_sum, entropy, d_logp, d_entropy, ignore_index, temperature);
+}
+
 }  // namespace
 
 #define LIGER_OPTIONS "int ignore_index, float softcap, float logit_scale, float temperature, "
 #define LIGER_RESULTS "(Tensor logp, Tensor largest, Tensor log_sum, Tensor entropy, Tensor prediction)"
+#define LIGER_SELECT_SAVED                                                                                           \
+  "Tensor target, Tensor logp, Tensor largest, Tensor log_sum, Tensor? entropy, Tensor? d_logp, Tensor? d_entropy, " \
+  "int ignore_index, float temperature)"
 #define LIGER_SAVED \
   "Tensor logp, Tensor largest, Tensor log_sum, Tensor? entropy, Tensor? d_logp, Tensor? d_entropy, Tensor? d_lse, " LIGER_OPTIONS
 
@@ -172,14 +249,22 @@ STABLE_TORCH_LIBRARY_FRAGMENT(liger_kernel, m) {
   m.def(
       "fused_linear_log_probs_chunk_backward_(Tensor(a!) logits, Tensor(b!)? dw, Tensor(c!)? db, Tensor x, Tensor weight, Tensor "
       "target, " LIGER_SAVED "bool want_dx, bool add) -> Tensor dx");
+  m.def(
+      "selective_log_softmax_forward(Tensor logits, Tensor target, int ignore_index, float temperature, bool want_entropy) -> "
+      "(Tensor logp, Tensor largest, Tensor log_sum, Tensor entropy)");
+  m.def("selective_log_softmax_backward(Tensor logits, " LIGER_SELECT_SAVED " -> Tensor");
+  m.def("selective_log_softmax_backward_(Tensor(a!) logits, " LIGER_SELECT_SAVED " -> ()");
 }
 
-#define LIGER_REGISTER(key)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                                     \
-    m.impl("fused_linear_log_probs_forward", TORCH_BOX(&forward_torch));                \
-    m.impl("fused_linear_log_probs_backward", TORCH_BOX(&backward_torch));              \
-    m.impl("fused_linear_log_probs_chunk_forward_", TORCH_BOX(&chunk_forward_torch));   \
-    m.impl("fused_linear_log_probs_chunk_backward_", TORCH_BOX(&chunk_backward_torch)); \
+#define LIGER_REGISTER(key)                                                                \
+  STABLE_TORCH_LIBRARY_IMPL(liger_kernel, key, m) {                                        \
+    m.impl("fused_linear_log_probs_forward", TORCH_BOX(&forward_torch));                   \
+    m.impl("fused_linear_log_probs_backward", TORCH_BOX(&backward_torch));                 \
+    m.impl("fused_linear_log_probs_chunk_forward_", TORCH_BOX(&chunk_forward_torch));      \
+    m.impl("fused_linear_log_probs_chunk_backward_", TORCH_BOX(&chunk_backward_torch));    \
+    m.impl("selective_log_softmax_forward", TORCH_BOX(&select_forward_torch));             \
+    m.impl("selective_log_softmax_backward", TORCH_BOX(&select_backward_torch));           \
+    m.impl("selective_log_softmax_backward_", TORCH_BOX(&select_backward_in_place_torch)); \
   }
 LIGER_REGISTER(CPU)
 LIGER_REGISTER(CUDA)

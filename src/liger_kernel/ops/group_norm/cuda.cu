@@ -7,6 +7,7 @@
 // Fixed orders of addition, no atomics: results repeat bit for bit.
 // cuda_vector: 16-byte accesses; cuda_scalar: planes of any size and alignment.
 #include <liger_kernel/core/cuda/block_reduce.cuh>
+#include <liger_kernel/core/cuda/element.cuh>
 #include <liger_kernel/core/cuda/gated.cuh>
 #include <liger_kernel/ops/group_norm/plan.h>
 
@@ -15,17 +16,6 @@ namespace {
 
 constexpr int kThreads = kGatedThreads;
 constexpr int kLoads = 4;  // of each operand, in flight
-
-__device__ __forceinline__ float read(const void* p, DType dtype, int64_t i) {
-  return dtype == DType::kF32    ? static_cast<const float*>(p)[i]
-         : dtype == DType::kBF16 ? widen(static_cast<const BFloat16*>(p)[i])
-                                 : widen(static_cast<const Float16*>(p)[i]);
-}
-__device__ __forceinline__ void write(float v, void* p, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) static_cast<float*>(p)[i] = v;
-  if (dtype == DType::kBF16) static_cast<BFloat16*>(p)[i] = narrow<BFloat16>(v);
-  if (dtype == DType::kF16) static_cast<Float16*>(p)[i] = narrow<Float16>(v);
-}
 
 // For the first of two reads: data that a later kernel reads again stays in L2.
 template <class Access, class T>
@@ -129,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardArgs a, GatedP
       x[v].to_float(values);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) values[i] = (values[i] - mean) * scale + bias;
-      Access::from_float(values).store(py + j);
+      Access::from_float(values).store_streaming(py + j);
     }
   }
 }
@@ -248,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(BackwardArgs a, cons
       dy[v].to_float(gs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) xs[i] = (gs[i] * weight - of_group.x - (xs[i] - mean) * of_group.y) * rstd;
-      Access::from_float(xs).store(dx + j);
+      Access::from_float(xs).store_streaming(dx + j);
     }
   }
 }

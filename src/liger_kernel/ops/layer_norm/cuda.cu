@@ -7,6 +7,7 @@
 // cuda_wide: any width, type and alignment; reads a row again from L2.
 // dw and db: each block writes one fp32 partial row of both, and one kernel adds the partial rows in a fixed order.
 #include <liger_kernel/core/cuda/async_copy.cuh>
+#include <liger_kernel/core/cuda/element.cuh>
 #include <liger_kernel/core/cuda/launch.h>
 #include <liger_kernel/core/cuda/overlap.cuh>
 #include <liger_kernel/core/cuda/vec.cuh>
@@ -207,21 +208,6 @@ __global__ void __launch_bounds__(kMost) backward_staged(BackwardArgs a, float* 
   }
 }
 
-__device__ __forceinline__ float read(const void* p, DType dtype, int64_t i) {
-  return dtype == DType::kF32    ? static_cast<const float*>(p)[i]
-         : dtype == DType::kBF16 ? widen(static_cast<const BFloat16*>(p)[i])
-                                 : widen(static_cast<const Float16*>(p)[i]);
-}
-__device__ __forceinline__ void write(void* p, DType dtype, int64_t i, float v) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(p)[i] = v;
-  } else if (dtype == DType::kBF16) {
-    static_cast<BFloat16*>(p)[i] = narrow<BFloat16>(v);
-  } else {
-    static_cast<Float16*>(p)[i] = narrow<Float16>(v);
-  }
-}
-
 // dw and db from the partial rows [parts, 2 cols]: 32 columns a block, 32 rows of threads, then a tree over the threads.
 __global__ void __launch_bounds__(1024) add_partials(BackwardArgs a, const float* partial, int64_t parts) {
   __shared__ float sums[32][33];
@@ -238,9 +224,9 @@ __global__ void __launch_bounds__(1024) add_partials(BackwardArgs a, const float
   const int64_t out = blockIdx.x * int64_t{32} + threadIdx.y;
   if (threadIdx.x != 0 || out >= both) return;
   if (out < a.cols) {
-    if (a.dw) write(a.dw, a.weight_dtype, out, total);
+    if (a.dw) write(total, a.dw, a.weight_dtype, out);
   } else {
-    if (a.db) write(a.db, a.bias_dtype, out - a.cols, total);
+    if (a.db) write(total, a.db, a.bias_dtype, out - a.cols);
   }
 }
 

@@ -5,6 +5,7 @@
 // All sums of a row go through one barrier. dw and db are sums of rows' sums: a persistent block adds those of its rows, and one
 // small kernel adds the blocks' in a fixed order.
 #include <liger_kernel/core/cuda/block_reduce.cuh>
+#include <liger_kernel/core/cuda/element.cuh>
 #include <liger_kernel/core/cuda/launch.h>
 #include <liger_kernel/core/cuda/vec.cuh>
 #include <liger_kernel/ops/poly_norm/plan.h>
@@ -28,17 +29,6 @@ __device__ __forceinline__ void block_sums(float (&v)[kCount], float (*scratch)[
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) v[i] = warp_sum(lane < warps ? scratch[i][lane] : 0.f);
-}
-
-__device__ __forceinline__ float read(const void* p, DType dtype, int i) {
-  return dtype == DType::kF32    ? static_cast<const float*>(p)[i]
-         : dtype == DType::kBF16 ? widen(static_cast<const BFloat16*>(p)[i])
-                                 : widen(static_cast<const Float16*>(p)[i]);
-}
-__device__ __forceinline__ void write(float v, void* p, DType dtype, int i) {
-  if (dtype == DType::kF32) static_cast<float*>(p)[i] = v;
-  if (dtype == DType::kBF16) static_cast<BFloat16*>(p)[i] = narrow<BFloat16>(v);
-  if (dtype == DType::kF16) static_cast<Float16*>(p)[i] = narrow<Float16>(v);
 }
 
 // The row's sums of x^6, x^4, x^2.
@@ -123,7 +113,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_registers(ForwardArgs a) 
       held[v].to_float(values);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) values[i] = polynomial(values[i]);
-      Vec<T>::from_float(values).store(y + column_of(v));
+      Vec<T>::from_float(values).store_streaming(y + column_of(v));
     }
   }
 }
@@ -187,7 +177,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_registers(BackwardArgs a
       dy[v].to_float(gs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) xs[i] = gradient(gs[i], xs[i]);
-      Vec<T>::from_float(xs).store(dx + column_of(v));
+      Vec<T>::from_float(xs).store_streaming(dx + column_of(v));
     }
   }
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kGatedThreads) forward_kernel(ForwardArgs a, G
       x[v].to_float(xs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) xs[i] = value(xs[i]);
-      Access::from_float(xs).store(py + j);
+      Access::from_float(xs).store_streaming(py + j);
     }
   }
 }
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kGatedThreads) backward_kernel(BackwardArgs a,
       x[v].to_float(xs);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) xs[i] = gradient(dys[i], xs[i]);
-      Access::from_float(xs).store(pdx + j);
+      Access::from_float(xs).store_streaming(pdx + j);
     }
   }
 }

@@ -1,5 +1,6 @@
-// RMSNorm on CUDA; the kernels are core/cuda/rms.cuh's.
+// RMSNorm on CUDA; the kernels are those of core/cuda/rms.cuh and rms_wide.cuh.
 #include <liger_kernel/core/cuda/rms.cuh>
+#include <liger_kernel/core/cuda/rms_wide.cuh>
 #include <liger_kernel/ops/rms_norm/rms_norm.h>
 
 namespace liger::rms_norm {

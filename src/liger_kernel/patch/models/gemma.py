@@ -2,7 +2,6 @@
 
 from liger_kernel.patch.families import (
     GEGLU_PARAMETERS,
-    NO_EXPERTS,
     around_one,
     decoder,
     defaults,
@@ -32,8 +31,8 @@ _GEMMA_4 = decoder(
     "gemma4_text", "Gemma4", Norm(Replacement("rms_norm", "LigerRMSNormForGemma4"), 0.0, "gemma", False, "eps", weight=False), None,
     {"apply_rotary_pos_emb": Replacement("rope", "liger_rotary_pos_emb_one")}, defaults(GEGLU_PARAMETERS, rope=False),
     mlps={"Gemma4TextMLP": Glu(Replacement("geglu", "LigerGEGLUMLPForGemma4"), "gelu_tanh")},
-    head=dict(file="gemma4", function="causal_forward", **_CAPPED), left={"Gemma4TextExperts": NO_EXPERTS}, modeling="gemma4",
-    accepts=("Gemma4ForCausalLM", "Gemma4TextModel"), tiny=_TINY_4)
+    head=dict(file="gemma4", function="causal_forward", **_CAPPED), left={"Gemma4TextExperts": "no op yet for experts with GELU"},
+    modeling="gemma4", accepts=("Gemma4ForCausalLM", "Gemma4TextModel"), tiny=_TINY_4)
 
 MODELS = (
     decoder("gemma", "Gemma", around_one("LigerRMSNormForGemma", in_place=True), _GEGLU, parameters=GEGLU_PARAMETERS,

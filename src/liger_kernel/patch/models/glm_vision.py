@@ -1,10 +1,10 @@
 """GLM-4V: the vision transformer has RMSNorms and gated MLPs like the decoder."""
 
+from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import (
     FUSED_GATE_UP,
     HALF_ROPE,
     MOE_MLP,
-    NO_EXPERTS,
     ROUND_THEN_SCALE_IN_RESIDUAL,
     SWIGLU_PARAMETERS,
     VISION_MLP,
@@ -29,8 +29,8 @@ MODELS = (
               types=("glm4v_text",), tiny={**_TINY, "image": _IMAGE}),
     image_row("glm4v_moe", "Glm4vMoe", _PARAMETERS,
               {"Glm4vMoeRMSNorm": ROUND_THEN_SCALE_IN_RESIDUAL, "Glm4vMoeTextRMSNorm": ROUND_THEN_SCALE_IN_RESIDUAL},
-              {"Glm4vMoeTextMLP": MOE_MLP, "Glm4vMoeisionMlp": VISION_MLP}, {**HALF_ROPE, **VISION_ROPE}, dict(router_loss=True),
-              left={"Glm4vMoeTextExperts": NO_EXPERTS}, types=("glm4v_moe_text",),
+              {"Glm4vMoeTextMLP": MOE_MLP, "Glm4vMoeTextExperts": EXPERTS, "Glm4vMoeisionMlp": VISION_MLP},
+              {**HALF_ROPE, **VISION_ROPE}, dict(router_loss=True), types=("glm4v_moe_text",),
               tiny={**_TINY, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
                     "image": _IMAGE}),
 )

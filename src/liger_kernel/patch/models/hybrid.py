@@ -1,9 +1,9 @@
 """Decoders whose layers are partly or also recurrent: Qwen3-Next, Qwen3.5 (which sees too), Falcon-H1."""
 
+from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import (
     HALF_ROPE,
     MOE_MLP,
-    NO_EXPERTS,
     NO_GATED_NORM,
     NO_PLAIN_MLP,
     SWIGLU_PARAMETERS,
@@ -26,17 +26,17 @@ _IMAGE = dict(
     image_token_id=999, video_token_id=998, vision_start_token_id=997, vision_end_token_id=996, tokens=6)
 
 MODELS = (
-    decoder("qwen3_next", "Qwen3Next", _NORM, MOE_MLP, parameters=_PARAMETERS, head=dict(router_loss=True),
-            left={"Qwen3NextExperts": NO_EXPERTS, "Qwen3NextRMSNormGated": NO_GATED_NORM},
+    decoder("qwen3_next", "Qwen3Next", _NORM, MOE_MLP, parameters=_PARAMETERS, mlps={"Qwen3NextExperts": EXPERTS},
+            head=dict(router_loss=True), left={"Qwen3NextRMSNormGated": NO_GATED_NORM},
             accepts=("Qwen3NextForCausalLM", "Qwen3NextModel"), tiny={**_TINY, **_TINY_EXPERTS, "mlp_only_layers": [0]}),
     decoder("qwen3_5", "Qwen3_5", _NORM, MOE_MLP, _ROPES, _PARAMETERS,
             heads={"Qwen3_5ForConditionalGeneration": Head("qwen3_5", "lce_forward_for_multimodal")},
             left={"Qwen3_5VisionMLP": NO_PLAIN_MLP, "Qwen3_5RMSNormGated": NO_GATED_NORM}, types=("qwen3_5_text",),
             accepts=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5TextModel"), tiny={**_TINY, "image": _IMAGE}),
-    decoder("qwen3_5_moe", "Qwen3_5Moe", _NORM, MOE_MLP, _ROPES, _PARAMETERS, head=dict(router_loss=True), heads={
-        "Qwen3_5MoeForConditionalGeneration": Head("qwen3_5_moe", "lce_forward_conditional_generation", router_loss=True)},
-            left={"Qwen3_5MoeVisionMLP": NO_PLAIN_MLP, "Qwen3_5MoeExperts": NO_EXPERTS,
-                  "Qwen3_5MoeRMSNormGated": NO_GATED_NORM},
+    decoder("qwen3_5_moe", "Qwen3_5Moe", _NORM, MOE_MLP, _ROPES, _PARAMETERS, mlps={"Qwen3_5MoeExperts": EXPERTS},
+            head=dict(router_loss=True), heads={"Qwen3_5MoeForConditionalGeneration": Head(
+                "qwen3_5_moe", "lce_forward_conditional_generation", router_loss=True)},
+            left={"Qwen3_5MoeVisionMLP": NO_PLAIN_MLP, "Qwen3_5MoeRMSNormGated": NO_GATED_NORM},
             types=("qwen3_5_moe_text",),
             accepts=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeTextModel"),
             tiny={**_TINY, **_TINY_EXPERTS, "image": _IMAGE}),

@@ -1,9 +1,9 @@
 """Qwen's models of images and video: a rotary vision transformer before a decoder. Qwen3.5 is in `hybrid`."""
 
+from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import (
     HALF_ROPE,
     MOE_MLP,
-    NO_EXPERTS,
     NO_PLAIN_MLP,
     ROUND_THEN_SCALE,
     SWIGLU_PARAMETERS,
@@ -47,9 +47,9 @@ MODELS = (
     image_row("qwen3_vl", "Qwen3VL", defaults(SWIGLU_PARAMETERS, swiglu=False), {"Qwen3VLTextRMSNorm": ROUND_THEN_SCALE},
               {"Qwen3VLTextMLP": Glu()}, _ROPES, left={"Qwen3VLVisionMLP": NO_PLAIN_MLP}, types=("qwen3_vl_text",),
               tiny={**_INTERLEAVED, "image": _DEEP}),
-    image_row("qwen3_vl_moe", "Qwen3VLMoe", SWIGLU_PARAMETERS, {"Qwen3VLMoeTextRMSNorm": ROUND_THEN_SCALE}, {"Qwen3VLMoeTextMLP": MOE_MLP},
-              _ROPES, dict(router_loss=True),
-              left={"Qwen3VLMoeVisionMLP": NO_PLAIN_MLP, "Qwen3VLMoeTextExperts": NO_EXPERTS}, types=("qwen3_vl_moe_text",),
+    image_row("qwen3_vl_moe", "Qwen3VLMoe", SWIGLU_PARAMETERS, {"Qwen3VLMoeTextRMSNorm": ROUND_THEN_SCALE}, {
+        "Qwen3VLMoeTextMLP": MOE_MLP, "Qwen3VLMoeTextExperts": EXPERTS}, _ROPES, dict(router_loss=True),
+              left={"Qwen3VLMoeVisionMLP": NO_PLAIN_MLP}, types=("qwen3_vl_moe_text",),
               tiny={**_INTERLEAVED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [0],
                     "image": _DEEP}),
 )

@@ -1,0 +1,55 @@
+"""Simple preference optimisation (Meng et al. 2024, arXiv 2405.14734)."""
+
+import torch
+import torch.nn.functional as F
+
+from liger_kernel.chunked_loss.fused_linear_preference import LigerFusedLinearPreferenceBase
+from liger_kernel.chunked_loss.sequences import call, per_group
+
+EXPORTS = ["LigerFusedLinearSimPOFunction", "LigerFusedLinearSimPOLoss"]
+
+
+class LigerFusedLinearSimPOFunction(LigerFusedLinearPreferenceBase):
+    """`apply(_input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, compute_nll_loss=False,
+    compiled=True, gamma=0.5, chunk_size=1)` -> (loss, metrics); see :class:`LigerFusedLinearSimPOLoss`."""
+
+    @staticmethod
+    @per_group
+    def preference_loss_fn(chosen_logps, rejected_logps, full_target, beta=0.1, gamma=0.5, label_smoothing=0.0):
+        """-> (loss, chosen_rewards (n,), rejected_rewards (n,)). Log-probabilities (n,), means over the tokens."""
+        d = beta * (chosen_logps - rejected_logps) - gamma
+        losses = -(1 - label_smoothing) * F.logsigmoid(d) - label_smoothing * F.logsigmoid(-d)
+        return losses.sum() / max(full_target.shape[0] // 2, 1), beta * chosen_logps, beta * rejected_logps
+
+    @classmethod
+    def forward(cls, ctx, _input, weight, target, bias=None, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0,
+                compute_nll_loss=False, compiled=True, gamma=0.5, chunk_size=1):
+        return LigerFusedLinearPreferenceBase.forward(
+            cls, ctx, _input, weight, target, bias, chunk_size, ignore_index, alpha, beta, compute_nll_loss, compiled=compiled,
+            average_log_prob=True, gamma=gamma, label_smoothing=label_smoothing)
+
+
+class LigerFusedLinearSimPOLoss(torch.nn.Module):
+    """alpha NLL + the mean over pairs of -(1 - s) logsig(D) - s logsig(-D), D = beta (chosen - rejected) - gamma, of log-probabilities
+    averaged over a sequence's tokens. (Note gamma itself: TRL's `simpo_gamma` is the same number.)
+
+    Args:
+        ignore_index, beta, alpha, compute_nll_loss: as of :meth:`LigerFusedLinearPreferenceBase.forward`.
+        label_smoothing: s, the probability that a pair is the wrong way round.
+        gamma: margin by which the chosen reward has to be larger.
+        compiled, chunk_size: accepted; nothing depends on them.
+    """
+
+    def __init__(self, ignore_index=-100, beta=0.1, alpha=1.0, label_smoothing=0.0, compute_nll_loss=True, compiled=True, gamma=0.5,
+                 chunk_size=1):
+        super().__init__()
+        self.ignore_index, self.beta, self.alpha, self.label_smoothing = ignore_index, beta, alpha, label_smoothing
+        self.compute_nll_loss, self.compiled, self.gamma, self.chunk_size = compute_nll_loss, compiled, gamma, chunk_size
+
+    def forward(self, lin_weight, _input, target, bias=None):
+        """-> (loss, (chosen_logps (n,), rejected_logps (n,), chosen_logits_mean, rejected_logits_mean, nll_loss, chosen_rewards (n,),
+        rejected_rewards (n,))), rewards being beta times the averages; arguments as of
+        :meth:`LigerFusedLinearPreferenceBase.forward`."""
+        return call(
+            LigerFusedLinearSimPOFunction, _input, lin_weight, target, bias, self.ignore_index, self.beta, self.alpha, self.label_smoothing,
+            self.compute_nll_loss, self.compiled, self.gamma, self.chunk_size)

@@ -1,0 +1,42 @@
+// Sparsemax on CUDA with a warp or a block on a row. cuda_vector: 16-byte accesses, also where rows begin between their boundaries as
+// long as those of all operands do alike; cuda_scalar: single elements, for everything else.
+#include <liger_kernel/ops/sparsemax/kernels.cuh>
+
+namespace liger::sparsemax {
+namespace {
+
+template <template <class> class Access>
+void launch(const ForwardArgs& a, const Host& host) {
+  visit(a.dtype, [&]<class T>(Type<T>) {
+    using A = Access<T>;
+    const RowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1);
+    const auto kernel = p.rest        ? forward_kernel<T, A, most_held(1, true), 1, true>
+                        : p.held == 1 ? forward_kernel<T, A, 1, 1, false>
+                        : p.held == 2 ? forward_kernel<T, A, 2, 1, false>
+                        : p.held == 4 ? forward_kernel<T, A, 4, 1, false>
+                                      : forward_kernel<T, A, 8, 1, false>;
+    launch_row(kernel, a, p, host, "sparsemax");
+  });
+}
+
+template <template <class> class Access>
+void launch(const BackwardArgs& a, const Host& host) {
+  visit(a.dtype, [&]<class T>(Type<T>) {
+    using A = Access<T>;
+    const RowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1);
+    const auto kernel = p.rest        ? backward_kernel<T, A, most_held(2, true), 1, true>
+                        : p.held == 1 ? backward_kernel<T, A, 1, 1, false>
+                        : p.held == 2 ? backward_kernel<T, A, 2, 1, false>
+                                      : backward_kernel<T, A, 4, 1, false>;
+    launch_row(kernel, a, p, host, "sparsemax");
+  });
+}
+
+}  // namespace
+
+void forward_cuda_vector(const ForwardArgs& a, const Host& host) { launch<Vec>(a, host); }
+void forward_cuda_scalar(const ForwardArgs& a, const Host& host) { launch<Single>(a, host); }
+void backward_cuda_vector(const BackwardArgs& a, const Host& host) { launch<Vec>(a, host); }
+void backward_cuda_scalar(const BackwardArgs& a, const Host& host) { launch<Single>(a, host); }
+
+}  // namespace liger::sparsemax

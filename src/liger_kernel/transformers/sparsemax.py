@@ -1,0 +1,5 @@
+"""Sparsemax."""
+
+from liger_kernel.ops.sparsemax import LigerSparsemax, LigerSparsemaxFunction
+
+__all__ = ["LigerSparsemax", "LigerSparsemaxFunction"]

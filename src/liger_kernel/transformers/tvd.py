@@ -1,0 +1,5 @@
+"""Total variation distance."""
+
+from liger_kernel.ops.tvd import LigerTVDLoss, LigerTVDLossFunction
+
+__all__ = ["LigerTVDLoss", "LigerTVDLossFunction"]
