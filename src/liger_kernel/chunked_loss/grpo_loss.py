@@ -188,8 +188,7 @@ class LigerFusedLinearGRPOFunction(LigerFusedLinearPPOBase):
         flat = _input.reshape(-1, _input.shape[-1])
         group = length if batch.by_sequence else 1
         if any(wanted) and selected_token_ids.numel() and _in_chunks(_input, weight, group):
-            _, *gradients = log_probs_and_gradients(flat, weight, ids.reshape(-1), loss, bias, group=group,
-                                                    gradient_scale=float(selected_token_ids.numel()), **arguments)
+            _, *gradients = log_probs_and_gradients(flat, weight, ids.reshape(-1), loss, bias, group=group, **arguments)
         else:
             _, *gradients = log_probs_and_gradients_in_tiles(flat, weight, ids.reshape(-1), loss, bias, **arguments)
         dx, dw, db = gradients

@@ -334,13 +334,13 @@ def test_compile(reduction, device):
         data = make(rows, 16, 40, torch.float32, device)
         for got, want in zip(gradients(lambda x, w, t, b: compiled(x, w, t), *data), gradients(lambda x, w, t, b: loss(x, w, t), *data),
                              strict=True):
-            assert got is want is None or torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+            assert got is want is None or torch.allclose(got, want, rtol=1e-4, atol=1e-5)
     assert counter.frame_count <= 2
     data = make(20, 16, 40, torch.float32, device)
     inductor = torch.compile(loss, fullgraph=True)
     for got, want in zip(gradients(lambda x, w, t, b: inductor(x, w, t), *data), gradients(lambda x, w, t, b: loss(x, w, t), *data),
                          strict=True):
-        assert got is want is None or torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+        assert got is want is None or torch.allclose(got, want, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*data), loss(*data))
 

@@ -170,10 +170,10 @@ def test_layouts(dtype, hidden, device):
         loss = liger_fused_linear_jsd(x, weight, t, other, strided(target, "every_other"))
         loss.backward()
         for got, expected in zip((loss, x.grad, weight.grad), want, strict=False):
-            torch.testing.assert_close(got, expected, rtol=8 * UNIT_ROUNDOFF[dtype], atol=UNIT_ROUNDOFF[dtype] / 8)
+            torch.testing.assert_close(got, expected, rtol=64 * UNIT_ROUNDOFF[dtype], atol=UNIT_ROUNDOFF[dtype])
         got = gradients(distill, *tensors[:2], strided(p, layout), None, target, divergence="probabilities")
         for a, b in zip(got, want_p, strict=True):
-            assert a is b is None or torch.allclose(a, b, rtol=8 * UNIT_ROUNDOFF[dtype], atol=UNIT_ROUNDOFF[dtype] / 8)
+            assert a is b is None or torch.allclose(a, b, rtol=64 * UNIT_ROUNDOFF[dtype], atol=UNIT_ROUNDOFF[dtype])
     hidden_states, weight = torch.randn(4, 9, 16, device=device), torch.randn(70, 16, device=device)
     other, labels = torch.randn(70, 16, device=device), torch.randint(70, (4, 8), device=device)
     cut = hidden_states[:, :-1]

@@ -95,7 +95,7 @@ class ChunkLoss:
 
 def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group=1, temperature=1.0, logit_scale=1.0, softcap=None,
                             ignore_index=-100, want_entropy=False, want_lse=False, want_prediction=False, want_dx=None, want_dw=None,
-                            want_db=None, gradient_scale=1.0, label_stats=None, logits_memory=0):
+                            want_db=None, label_stats=None, logits_memory=0):
     """The results of :func:`fused_linear_log_probs` and the gradients of a loss of them, without autograd, logits made once.
 
     Args:
@@ -108,13 +108,13 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
             sums over a sequence. A group is never cut, so that the logits of one are the least memory.
         want_entropy, want_lse, want_prediction: which results are wanted besides logp.
         want_dx, want_dw, want_db: which gradients are wanted; None: as the tensor requires one.
-        gradient_scale: fp16 alone: coefficients of a mean fall below the smallest fp16 number; they are multiplied by this number (the
-            tokens) before they are rounded, and the gradients, in fp32 then, divided by it.
         logits_memory: most bytes of logits held at once, though not below 64 rows or one group; 0 for the default, 1.25 GiB on CUDA and
-            64 MiB on the CPU, of 640 to 4096 and 192 to 1024 rows.
+            64 MiB on the CPU, of 640 to 4096 and 128 to 1024 rows.
 
     Returns:
-        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes (fp32 in fp16 with a `gradient_scale`) and None when not wanted.
+        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes (fp32 for fp16 tensors) and None when not wanted. Coefficients of a
+        mean fall below the smallest fp16 number: those of the first chunk say by which power of two all are made larger before they
+        are rounded.
         On CUDA the host waits once, for the number of labels that are not ignored; with `label_stats` not for the device.
 
     Raises:
@@ -129,7 +129,7 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
     want_dx = x.requires_grad if want_dx is None else want_dx
     want_dw = weight.requires_grad if want_dw is None else want_dw
     want_db = bias is not None and (bias.requires_grad if want_db is None else want_db)
-    scaled = dtype == torch.float16 and gradient_scale != 1.0
+    scaled, scale = dtype == torch.float16, None
     with torch.no_grad():
         unit = group if group > 1 else _UNIT
         units = _UnitCounts(target.reshape(-1), unit, ignore_index)
@@ -163,7 +163,10 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
                 if want_dx:
                     dx[begin:end].zero_()
                 continue
-            upstream = [_upstream(f, begin, index, gradient_scale if scaled else 1.0) for f in (*factors, None, None)[:3]]
+            upstream = [_upstream(f, begin, index) for f in (*factors, None, None)[:3]]
+            if scaled:
+                scale = _scale_of(upstream) if scale is None else scale
+                upstream = [None if f is None else f * scale for f in upstream]
             x_c, target_c, *statistics = saved
             dx_c = _ops.fused_linear_log_probs_chunk_backward_(
                 logits, dw, db, x_c, o.weight, target_c, *statistics, *upstream, ignore_index, *options, want_dx, add)
@@ -175,10 +178,9 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
                 dx.index_copy_(0, index, dx_c.to(dx.dtype))
         results = _joined(parts) if parts else _no_rows(o, want_entropy, want_lse, want_prediction)
         if scaled:
-            dx, dw, db = (None if g is None else g.div_(gradient_scale) for g in (dx, dw, db))
-        else:
-            dw = None if dw is None else dw.to(weight.dtype)
-            db = None if db is None else db.to(bias.dtype)
+            dx, dw, db = (g if g is None or scale is None else g.div_(scale) for g in (dx, dw, db))
+        dx, dw, db = (g if g is None or (scaled and like.dtype == torch.float16) else g.to(like.dtype)
+                      for g, like in ((dx, x), (dw, weight), (db, bias)))
         return results, None if dx is None else dx.view(x.shape), dw, db
 
 
@@ -207,8 +209,7 @@ def log_probs_and_gradients_in_tiles(x, weight, target, coefficients, bias=None,
         factor = torch.zeros_like(logp) if factor is None else o.pick(factor.detach().reshape(-1).float()).contiguous()
         half = dtype == torch.float16
         if half:
-            largest_factor = factor.abs().amax() if factor.numel() else factor.new_ones(())
-            scale = torch.exp2(-torch.floor(torch.log2(largest_factor.clamp(min=1e-30))))
+            scale = _scale_of([factor])
             factor = factor * scale
         dx, dw, db = _ops.fused_linear_log_probs_backward(
             *operands, logp, largest, log_sum, None, factor, None, None, ignore_index, *options, logits_memory, want_dx, want_dw, want_db,
@@ -235,12 +236,20 @@ def _forward(o, begin, end, index, logits, options, ignore_index, want_entropy, 
     return part, (x, target, logp, largest, log_sum, entropy if want_entropy else None)
 
 
-def _upstream(factor, begin, index, scale):
+def _scale_of(factors):
+    """The power of two that brings the largest of them to [1, 2), on the device; 1 where all are 0."""
+    largest = [f.abs().amax() for f in factors if f is not None and f.numel()]
+    if not largest:
+        return torch.ones(())
+    largest = torch.stack(largest).amax()
+    return torch.where(largest > 0, torch.exp2(-torch.floor(torch.log2(largest.clamp(min=1e-30)))), 1.0)
+
+
+def _upstream(factor, begin, index):
     if factor is None:
         return None
     factor = factor.detach().reshape(-1).float()
-    factor = factor if index is None else factor.index_select(0, index - begin)
-    return (factor * scale if scale != 1.0 else factor).contiguous()
+    return (factor if index is None else factor.index_select(0, index - begin)).contiguous()
 
 
 def _joined(parts):

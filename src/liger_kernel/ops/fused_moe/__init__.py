@@ -45,28 +45,28 @@ def _(a, b, starts):
 # --- products of each expert's rows -------------------------------------------------------------------------------------------
 
 
-def _in_one_launch(*matrices):
-    """Whether torch's grouped product takes these: bf16 on CUDA, whole 16-byte vectors. It reads the experts' row counts on the
+def _in_one_launch(columns, *matrices):
+    """Whether torch's grouped product takes these: bf16 on CUDA, whole 16-byte vectors, also in the result's `columns`. It reads the experts' row counts on the
     device; ours goes expert by expert, which on CUDA waits for them."""
-    if not hasattr(F, "grouped_mm"):
+    if not hasattr(F, "grouped_mm") or columns % 8:
         return False
     return all(
         t.is_cuda and t.dtype == torch.bfloat16 and t.numel() > 0 and t.shape[-1] % 8 == 0 and all(s % 8 == 0 for s in t.stride()[:-1])
-        and (not has_values(t) or t.data_ptr() % 16 == 0)
+        and (torch.compiler.is_compiling() or not has_values(t) or t.data_ptr() % 16 == 0)
         for t in matrices
     )
 
 
 def _project(x, w, starts, transpose):
     """x [slots, k] times each slot's expert's w [E, n, k] transposed, or w [E, k, n]: [slots, n]."""
-    if _in_one_launch(x, w):
+    if _in_one_launch(w.shape[1 if transpose else 2], x, w):
         return F.grouped_mm(x, w.mT if transpose else w, offs=starts[1:])
     return _ops.fused_moe_project(x, w, starts, transpose)
 
 
 def _weight_gradient(a, b, starts):
     """The sum of a[slot] b[slot]^T over each expert's slots: [E, m, n] from [slots, m] and [slots, n]."""
-    if _in_one_launch(a, b):
+    if _in_one_launch(b.shape[1], a, b):
         return F.grouped_mm(a.mT, b, offs=starts[1:])
     return _ops.fused_moe_weight_gradient(a, b, starts)
 

