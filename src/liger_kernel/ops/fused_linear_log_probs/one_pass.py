@@ -112,9 +112,9 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
             64 MiB on the CPU, of 640 to 4096 and 128 to 1024 rows.
 
     Returns:
-        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes (fp32 for fp16 tensors) and None when not wanted. Coefficients of a
-        mean fall below the smallest fp16 number: those of the first chunk say by which power of two all are made larger before they
-        are rounded.
+        (:class:`LogProbs`, dx, dw, db), gradients of the tensors' dtypes (fp32 for fp16 tensors) and None when not wanted.
+        Coefficients of a mean fall below the smallest fp16 number: those of the first chunk say by which power of two all are made
+        larger before they are rounded.
         On CUDA the host waits once, for the number of labels that are not ignored; with `label_stats` not for the device.
 
     Raises:

@@ -46,8 +46,8 @@ def _(a, b, starts):
 
 
 def _in_one_launch(columns, *matrices):
-    """Whether torch's grouped product takes these: bf16 on CUDA, whole 16-byte vectors, also in the result's `columns`. It reads the experts' row counts on the
-    device; ours goes expert by expert, which on CUDA waits for them."""
+    """Whether torch's grouped product takes these: bf16 on CUDA, whole 16-byte vectors, in the result's `columns` as well. It reads the
+    experts' row counts on the device; ours goes expert by expert, which on CUDA waits for them."""
     if not hasattr(F, "grouped_mm") or columns % 8:
         return False
     return all(
