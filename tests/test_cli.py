@@ -24,7 +24,7 @@ def liger(*arguments, code=0):
 
 def test_help_lists_every_command():
     text = liger("--help")
-    for command in ("doctor", "ops", "explain", "models", "bench", "demo", "new-op"):
+    for command in ("doctor", "ops", "explain", "models", "bench", "profile", "memory", "numerics", "convergence", "demo", "new-op"):
         assert command in text
 
 

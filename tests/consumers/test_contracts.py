@@ -13,19 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from liger_kernel.patch import compare, tiny, unpatch
 
-# Modules that this version does not have yet; a row that asks for one is an expected failure.
-PENDING = ("liger_kernel.ops.backends", "liger_kernel.megatron")
-
 
 def take(path):
     """The object at "module:name"."""
     module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as missing:
-        if missing.name.startswith(PENDING):
-            pytest.xfail(f"{path} is not provided yet")
-        raise
+    return getattr(importlib.import_module(module), name)
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +60,8 @@ IMPORTS = {
                   "liger_kernel.ops:LigerFusedLinearScaledCrossEntropyFunction",
     "OpenRLHF 0.11.2": "liger_kernel.transformers:AutoLigerKernelForCausalLM",
     "oumi 0.9": "liger_kernel.transformers:_apply_liger_kernel",
+    "Megatron-LM (proposal)": "liger_kernel.megatron:LigerMegatronRMSNorm liger_kernel.megatron:LigerMegatronSwiGLU "
+                              "liger_kernel.megatron:LigerMegatronCrossEntropy liger_kernel.megatron:apply_liger_kernel_to_megatron",
     "VeOmni": "liger_kernel.transformers.rms_norm:LigerRMSNorm liger_kernel.transformers.swiglu:LigerSwiGLUMLP "
               "liger_kernel.ops:LigerRMSNormFunction liger_kernel.ops:LigerSiLUMulFunction "
               "liger_kernel.transformers:LigerFusedLinearCrossEntropyLoss liger_kernel.transformers.rope:liger_rotary_pos_emb",
@@ -116,6 +110,14 @@ def axolotl_dispatch(model_type):
     wanted.update({"geglu": True} if "geglu" in inspect.signature(function).parameters else {"swiglu": True})
     function(**{name: value for name, value in wanted.items() if name in inspect.signature(function).parameters})
     close(tiny.causal_lm(model_type), model_type)
+
+
+def axolotl_kernel_impl():
+    """Which implementation is loaded: the first entry whose module is. None here, where LIGER_KERNEL_IMPL chose none; axolotl then
+    refuses to choose another, and otherwise sets the variable before the first import."""
+    registry = take("liger_kernel.ops.backends.registry:IMPL_REGISTRY")
+    assert {"cutile", "cutedsl"} <= set(registry)
+    assert next((name for name, info in registry.items() if info.module_path in sys.modules), None) is None
 
 
 def axolotl_qwen3_5():
@@ -310,7 +312,7 @@ CALLS = {
     "axolotl: qwen3_5": (axolotl_qwen3_5,), "axolotl: gemma4_unified": (axolotl_gemma4,), "axolotl: LayerNorm": (axolotl_layer_norm,),
     "axolotl: cross entropy": (axolotl_cross_entropy,), "axolotl: token scaling": (axolotl_token_scaling,),
     "axolotl: torch_compile": (axolotl_compile,), "axolotl: other models": (axolotl_generic_forward,),
-    "axolotl: async GRPO": (axolotl_log_softmax,),
+    "axolotl: liger_kernel_impl": (axolotl_kernel_impl,), "axolotl: async GRPO": (axolotl_log_softmax,),
     "llamafactory v0: sft": (llamafactory_v0, False), "llamafactory v0: with logits": (llamafactory_v0, True),
     **{f"llamafactory v1: {t}": (llamafactory_v1, t) for t in ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
     "ms-swift: loss": (swift_loss,), "verl: FSDP engine": (verl_fsdp,), "verl: scaled cross entropy": (verl_scaled_loss,),

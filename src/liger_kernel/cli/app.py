@@ -127,7 +127,8 @@ def bench_step(
     model: Annotated[str | None, typer.Argument(help="llama3-8b (when left out on CUDA), qwen2-7b, qwen2-0.5b, tiny (on the CPU), a folder "
                                                 "with a config.json, or such a file.")] = None,
     device: Device = "auto",
-    arms: Annotated[str, typer.Option(help="hf as it ships, patched, compile (hf compiled); in this order.")] = "hf,patched,compile",
+    arms: Annotated[str, typer.Option(help="hf as it ships, patched, compile (hf compiled), fused (patched, and fuse_residual_norms); in "
+                                           "this order.")] = "hf,patched,compile",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each arm.")] = 4,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before them.")] = 2,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 2 on the CPU, 4 on CUDA.")] = None,
@@ -156,6 +157,158 @@ def bench_step(
     model = model or ("tiny" if device == "cpu" else "llama3-8b")
     raise typer.Exit(run(model, device, wanted, minutes, json, plots, steps=steps, warmup=warmup, batch=batch, seq=seq, layers=layers,
                          dtype=dtype, attention=attention, checkpointing=checkpointing))
+
+
+MODEL_HELP = "llama3-8b (when left out on CUDA), qwen2-7b, qwen2-0.5b, tiny (on the CPU), a folder with a config.json, or such a file."
+Model = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
+Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers; the model's own number when left out.")]
+Dtype = Annotated[str | None, typer.Option(help="bfloat16 or float32; float32 on the CPU, bfloat16 on CUDA.")]
+Checkpointing = Annotated[bool, typer.Option(help="Recompute each layer in backward.")]
+Minutes = Annotated[float, typer.Option(min=0, help="Limit of the whole call; what has not finished is reported so.")]
+
+
+def check_report(dtype, source, json):
+    """The options that `profile` and `memory` share."""
+    if dtype not in (None, "bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype is {dtype!r}, expected bfloat16 or float32")
+    check_from(source, json, None)
+
+
+@app.command()
+def profile(
+    model: Model = None,
+    device: Device = "auto",
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 4.")] = None,
+    seq: Annotated[int | None, typer.Option(min=2, help="Tokens a sequence; 512 on the CPU, 4096 on CUDA.")] = None,
+    layers: Layers = None,
+    dtype: Dtype = None,
+    checkpointing: Checkpointing = True,
+    steps: Annotated[int | None, typer.Option(min=1, help="Timed steps of each arm; 5 on the CPU, 4 on CUDA.")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Load the weights in the folder MODEL instead of random ones.")] = False,
+    minutes: Minutes = 8,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of page, chart and traces; profile, with --from none.")] = None,
+    json: Json = None,
+    source: From = None,
+):
+    """Say where one training step goes, as transformers ships it and patched: time by part, idle gaps, peak memory by phase."""
+    from liger_kernel.cli.profile import run, show_file
+
+    check_report(dtype, source, json)
+    if source is not None:
+        raise typer.Exit(show_file(source, out))
+    device = pick_device(device)
+    model = model or ("tiny" if device == "cpu" else "llama3-8b")
+    raise typer.Exit(run(model, device, minutes, json, out or pathlib.Path("profile"), batch=batch, seq=seq, layers=layers, dtype=dtype,
+                         checkpointing=checkpointing, steps=steps, weights=weights))
+
+
+@app.command()
+def memory(
+    model: Model = None,
+    device: Device = "auto",
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 2 on the CPU, 4 on CUDA.")] = None,
+    seq: Annotated[int | None, typer.Option(min=2, help="Tokens a sequence; 256 on the CPU, 4096 on CUDA.")] = None,
+    layers: Layers = None,
+    dtype: Dtype = None,
+    checkpointing: Checkpointing = True,
+    vocabs: Annotated[str | None, typer.Option(help="Vocabularies beside the model's own, e.g. 32k,128256,1M (k is 1024).")] = None,
+    seqs: Annotated[str | None, typer.Option(help="Sequence lengths to measure, e.g. 1024,4k.")] = None,
+    fit: Annotated[str | None, typer.Option(help="Find the largest batch or seq that fits instead.")] = None,
+    limit: Annotated[str | None, typer.Option(help="What it must fit in, e.g. 80GB; the device's memory on CUDA, 256MB of torch's "
+                                                   "allocations on the CPU.")] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Only the table of predicted sizes; measures nothing.")] = False,
+    minutes: Minutes = 8,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of page and plot; memory, with --from none.")] = None,
+    json: Json = None,
+    source: From = None,
+):
+    """Measure a training step's peak memory, as transformers ships it and patched, beside what formulae predict."""
+    from liger_kernel.cli.memory import run, show_file, show_predicted
+
+    check_report(dtype, source, json)
+    if fit not in (None, "batch", "seq"):
+        raise typer.BadParameter(f"--fit is {fit!r}, expected batch or seq")
+    if limit is not None and fit is None:
+        raise typer.BadParameter("--limit belongs to --fit")
+    if predict:
+        raise typer.Exit(show_predicted(batch, seq, checkpointing))
+    if source is not None:
+        raise typer.Exit(show_file(source, out))
+    device = pick_device(device)
+    model = model or ("tiny" if device == "cpu" else "llama3-8b")
+    raise typer.Exit(run(model, device, minutes, json, out or pathlib.Path("memory"), vocabs=vocabs, seqs=seqs, fit=fit, limit=limit,
+                         batch=batch, seq=seq, layers=layers, dtype=dtype, checkpointing=checkpointing))
+
+
+@app.command()
+def numerics(
+    ops: Annotated[list[str] | None, typer.Argument(help="Ops to measure; all, and a model's modules, when left out.")] = None,
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="Some of fp32,bf16,fp16.")] = "fp32,bf16,fp16",
+    json: Json = None,
+    plots: Plots = None,
+    source: From = None,
+):
+    """Measure every op's error against fp64 beside eager PyTorch's and the bound, and a model's modules. Exit code 1 on a failure."""
+    from liger_kernel.cli.numerics import DTYPES, run, show_file
+
+    names = dict(zip(("fp32", "bf16", "fp16"), DTYPES, strict=True))
+    if not set(dtype.split(",")) <= set(names):
+        raise typer.BadParameter(f"--dtype is {dtype!r}, expected some of {','.join(names)}")
+    check_from(source, json, plots)
+    if source is not None:
+        raise typer.Exit(show_file(source, ops or [], plots))
+    wanted = tuple(name for short, name in names.items() if short in dtype.split(","))
+    raise typer.Exit(run(ops or [], pick_device(device), wanted, json, plots))
+
+
+@app.command()
+def convergence(
+    model: Annotated[str | None, typer.Argument(help="tiny (when left out on the CPU), 100m (on CUDA), another preset of `liger bench "
+                                                "step`, a folder with a config.json, or such a file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda:N; cuda or auto: each arm on a device of its own if it can.")] = "auto",
+    out: Annotated[pathlib.Path, typer.Option(help="Folder of the run: logs, checkpoints, report. The same call goes on from there.")]
+        = pathlib.Path("out/convergence"),
+    tokens: Annotated[int | None, typer.Option(min=1, help="Length of the run; 100 thousand on the CPU, a billion on CUDA.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 8 on the CPU, 64 on CUDA.")] = None,
+    seq: Annotated[int | None, typer.Option(min=8, help="Tokens a sequence; 128 on the CPU, 1024 on CUDA.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Text files, folders of them, or a data set saved on disk; repeatable. Python's "
+                                                   "standard library when left out.")] = None,
+    tokenizer: Annotated[str, typer.Option(help="bpe (trained on the text), bytes, or a folder with a tokenizer.json.")] = "bpe",
+    synthetic: Annotated[bool, typer.Option(help="Tokens of a Markov source instead of text.")] = False,
+    spread: Annotated[bool, typer.Option(help="A third arm: without the kernels, from another seed's weights.")] = False,
+    control: Annotated[bool, typer.Option(help="Leave the kernels off in both arms.")] = False,
+    minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop by then, with a checkpoint.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, or bf16: autocast over fp32 weights; fp32 on the CPU, bf16 on CUDA.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="Largest learning rate; 1e-3 below a width of 512, else 6e-4.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and data.")] = 0,
+    log_every: Annotated[int, typer.Option(min=1, help="Steps from one line of the logs to the next.")] = 1,
+    limit: Annotated[float, typer.Option(min=0, help="Largest relative difference of the smoothed losses.")] = 0.01,
+    checkpoint: Annotated[str, typer.Option(help="full: 12 bytes a parameter and arm; compact: 8, moments in bf16; none.")] = "full",
+    part_mb: Annotated[int, typer.Option(min=1, help="Largest file of a checkpoint, in MiB.")] = 1024,
+    keep: Annotated[bool, typer.Option(help="Keep the checkpoints of a run that has ended.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Begin again.")] = False,
+    json: Json = None,
+    plots: Annotated[pathlib.Path | None, typer.Option(help="With --from: draw the report into this folder.")] = None,
+    source: From = None,
+):
+    """Train one model with and without the kernels and compare the losses. Exit code 1 when they differ by more than the limit."""
+    require("matplotlib", "transformers", purpose="liger convergence")
+    from liger_kernel.cli.convergence import run, show_file
+
+    if precision not in (None, "fp32", "bf16"):
+        raise typer.BadParameter(f"--precision is {precision!r}, expected fp32 or bf16")
+    if checkpoint not in ("full", "compact", "none"):
+        raise typer.BadParameter(f"--checkpoint is {checkpoint!r}, expected full, compact or none")
+    if synthetic and data:
+        raise typer.BadParameter("--synthetic takes the place of --data")
+    check_from(source, json, plots)
+    if source is not None:
+        raise typer.Exit(show_file(source, plots))
+    model = model or ("tiny" if pick_device(device) == "cpu" else "100m")
+    raise typer.Exit(run(model, device, out, tokens=tokens, data=data or (), tokenizer=tokenizer, synthetic=synthetic, spread=spread,
+                         control=control, minutes=minutes, fresh=fresh, keep=keep, limit=limit, json_path=json, part_mb=part_mb,
+                         batch=batch, seq=seq, precision=precision, lr=lr, seed=seed, log_every=log_every, checkpoint=checkpoint))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Operators, one folder each. Names are resolved on first use: `liger_kernel.ops.LigerRMSNormFunction` imports the folder
-that defines it. A folder says what it exports in `EXPORTS`, read without importing it (see `_exports`)."""
+that defines it. A folder, or a module beside the folders, says what it exports in `EXPORTS`, read without importing it (see `_exports`).
+LIGER_KERNEL_IMPL is judged here, once: :mod:`liger_kernel.ops.backends.registry`."""
 
 import ast
 import functools
@@ -11,12 +12,12 @@ _FOLDER = pathlib.Path(__file__).parent
 
 @functools.cache
 def _exports():
-    """{public name: folder}, from each folder's literal `EXPORTS = [...]`, so that listing names imports nothing."""
+    """{public name: folder or module}, from its literal `EXPORTS = [...]`, so that listing names imports nothing."""
     table = {}
-    for init in sorted(_FOLDER.glob("*/__init__.py")):
-        for node in ast.parse(init.read_text()).body:
+    for file in sorted([*_FOLDER.glob("*/__init__.py"), *_FOLDER.glob("[!_]*.py")]):
+        for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EXPORTS":
-                table.update(dict.fromkeys(ast.literal_eval(node.value), init.parent.name))
+                table.update(dict.fromkeys(ast.literal_eval(node.value), file.parent.name if file.stem == "__init__" else file.stem))
     return table
 
 
@@ -35,3 +36,8 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(set(globals()) | set(_exports()))
+
+
+from liger_kernel.ops.backends.registry import load_selected  # noqa: E402, a submodule of this one
+
+load_selected()

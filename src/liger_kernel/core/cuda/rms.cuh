@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kRowMaxForwardThreads) rms_forward(Args a, int
 #pragma unroll
       for (int i = 0; i < kSize; ++i) values[i] += addends[i];
       held[v] = Vec<T>::from_float(values);
-      if (column_of(v) < cols) held[v].store(s + column_of(v));
+      if (column_of(v) < cols) held[v].assign(s + column_of(v));
     }
   }
 #pragma unroll

@@ -42,10 +42,10 @@ struct Vec {
   __device__ __forceinline__ static Vec load(const T* p) { return {*reinterpret_cast<const uint4*>(p)}; }
   // For data read once: it does not displace what others reuse in L1/L2.
   __device__ __forceinline__ static Vec load_streaming(const T* p) { return {__ldcs(reinterpret_cast<const uint4*>(p))}; }
-  __device__ __forceinline__ void store(T* p) const { *reinterpret_cast<uint4*>(p) = raw; }
-  // One instruction for certain, p in global memory: where p comes from a count of elements, nvcc 13 makes four stores of the
-  // assignment above. Being asm, it also keeps other accesses from moving across it, which costs where the compiler would have moved them.
-  __device__ __forceinline__ void store_whole(T* p) const { __stwb(reinterpret_cast<uint4*>(p), raw); }
+  // One instruction, p in global memory. Of an assignment nvcc 13 makes four stores where p comes from a count of elements.
+  __device__ __forceinline__ void store(T* p) const { __stwb(reinterpret_cast<uint4*>(p), raw); }
+  // The assignment, for where it stays whole: other accesses may move across it, which store()'s asm forbids.
+  __device__ __forceinline__ void assign(T* p) const { *reinterpret_cast<uint4*>(p) = raw; }
   __device__ __forceinline__ void store_streaming(T* p) const { __stcs(reinterpret_cast<uint4*>(p), raw); }
 
   __device__ __forceinline__ void to_float(float (&v)[kSize]) const {

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_two_pass(ForwardArgs a) {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) values[i] = value;
         out.singles([&](int64_t j) { grad[j] = narrow<T>(value); });
-        for (int64_t v = threadIdx.x; v < out.vectors; v += blockDim.x) Vec<T>::from_float(values).store_whole(grad + out.head + v * kSize);
+        for (int64_t v = threadIdx.x; v < out.vectors; v += blockDim.x) Vec<T>::from_float(values).store(grad + out.head + v * kSize);
       }
       if (threadIdx.x == 0) {
         a.loss[row] = value;
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_two_pass(ForwardArgs a) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) x[i] = derive(column + i, x[i]);
       if (vector_store) {
-        Vec<T>::from_float(x).store_whole(grad + column);
+        Vec<T>::from_float(x).store(grad + column);
       } else {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) grad[column + i] = narrow<T>(x[i]);

@@ -15,7 +15,7 @@
 #include <liger_kernel/core/cuda/block_reduce.cuh>
 #include <liger_kernel/core/cuda/overlap.cuh>
 #include <liger_kernel/ops/cross_entropy/plan.h>
-#include <liger_kernel/ops/cross_entropy/ptx_sm90.cuh>
+#include <liger_kernel/core/cuda/ptx_sm90.cuh>
 #include <liger_kernel/ops/cross_entropy/row_sm90.cuh>
 
 namespace liger::cross_entropy {
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   const auto valid = [&](int64_t y) { return y != a.ignore_index && y >= 0 && y < a.vocab; };
   const auto store = [](const float(&values)[kSize], T* p) {
     if constexpr (kAligned) {
-      Vec<T>::from_float(values).store(p);
+      Vec<T>::from_float(values).assign(p);
     } else {
-      Vec<T>::from_float(values).store_whole(p);
+      Vec<T>::from_float(values).store(p);
     }
   };
   const auto logits_of = [&](int64_t row) { return static_cast<const T*>(a.logits) + row * a.logits_stride; };

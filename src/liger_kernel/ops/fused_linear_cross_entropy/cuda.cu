@@ -114,7 +114,7 @@ __global__ void move_kernel(MoveArgs a) {
   const int64_t count = a.cols / kSize, step = int64_t{gridDim.y} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x; i < count; i += step) {
     if constexpr (kVector) {
-      convert<S, D>(src ? src + i * kSize : nullptr).store_whole(dst + i * kSize);
+      convert<S, D>(src ? src + i * kSize : nullptr).store(dst + i * kSize);
     } else if constexpr (std::is_same_v<S, D>) {
       dst[i] = src ? src[i] : D{};
     } else {

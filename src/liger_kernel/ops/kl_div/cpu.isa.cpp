@@ -2,7 +2,7 @@
 #include <liger_kernel/core/cpu/simd.inl.h>
 #include <liger_kernel/ops/kl_div/kl_div.h>
 #include <liger_kernel/ops/kl_div/log.inl.h>
-#include <liger_kernel/ops/kl_div/pairs.inl.h>
+#include <liger_kernel/core/cpu/pairs.inl.h>
 
 namespace liger::kl_div {
 namespace {

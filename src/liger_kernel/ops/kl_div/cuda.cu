@@ -1,7 +1,7 @@
 // KL divergence on CUDA, bound by memory: two reads and, with a gradient, one write. cuda_vector: 16-byte accesses of operands of one
 // type; cuda_scalar: single elements of any types and alignment.
 #include <liger_kernel/core/cuda/gated.cuh>
-#include <liger_kernel/ops/kl_div/pairs.cuh>
+#include <liger_kernel/core/cuda/pairs.cuh>
 #include <liger_kernel/ops/kl_div/plan.h>
 
 namespace liger::kl_div {

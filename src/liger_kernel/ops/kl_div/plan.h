@@ -1,7 +1,7 @@
-// Which variants take a problem; how they cover it is in pair_plan.h.
+// Which variants take a problem; how they cover it is in core/pairs.h.
 #pragma once
 #include <liger_kernel/ops/kl_div/kl_div.h>
-#include <liger_kernel/ops/kl_div/pair_plan.h>
+#include <liger_kernel/core/pairs.h>
 
 namespace liger::kl_div {
 

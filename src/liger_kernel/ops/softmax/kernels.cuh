@@ -2,7 +2,7 @@
 // once: forward as (largest, sum of exponentials relative to it), backward as the sum of dy y.
 #pragma once
 #include <liger_kernel/ops/softmax/plan.h>
-#include <liger_kernel/ops/softmax/row.cuh>
+#include <liger_kernel/core/cuda/held_row.cuh>
 
 namespace liger::softmax {
 namespace {

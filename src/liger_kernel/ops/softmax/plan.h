@@ -1,6 +1,6 @@
-// Which variants take a problem; how they hold a row is in row_plan.h.
+// Which variants take a problem; how they hold a row is in core/held_row.h.
 #pragma once
-#include <liger_kernel/ops/softmax/row_plan.h>
+#include <liger_kernel/core/held_row.h>
 #include <liger_kernel/ops/softmax/softmax.h>
 
 namespace liger::softmax {

@@ -81,7 +81,7 @@ TEST(Softmax, RowPlans) {
       for (int64_t vectors = 0; vectors < 300000; vectors += 1 + vectors / 7) {
         const int cluster = cluster_for(rows, vectors, operands, 132);
         for (const int blocks : {1, cluster}) {
-          const RowPlan p = choose_row(vectors, operands, blocks);
+          const HeldRowPlan p = choose_row(vectors, operands, blocks);
           SCOPED_TRACE(::testing::Message() << operands << " operands, " << rows << " x " << vectors << " vectors: " << describe(p));
           EXPECT_GE(p.slice * blocks, vectors);
           EXPECT_TRUE(p.threads % 32 == 0 && p.threads <= kMaxRowThreads && (p.rows_per_block == 1 || p.threads == 32));

@@ -9,7 +9,7 @@ template <template <class> class Access>
 void launch(const ForwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
     using A = Access<T>;
-    const RowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1);
+    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1);
     const auto kernel = p.rest        ? forward_kernel<T, A, most_held(1, true), 1, true>
                         : p.held == 1 ? forward_kernel<T, A, 1, 1, false>
                         : p.held == 2 ? forward_kernel<T, A, 2, 1, false>
@@ -23,7 +23,7 @@ template <template <class> class Access>
 void launch(const BackwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
     using A = Access<T>;
-    const RowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1);
+    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1);
     const auto kernel = p.rest        ? backward_kernel<T, A, most_held(2, true), 1, true>
                         : p.held == 1 ? backward_kernel<T, A, 1, 1, false>
                         : p.held == 2 ? backward_kernel<T, A, 2, 1, false>

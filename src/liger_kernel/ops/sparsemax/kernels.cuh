@@ -2,7 +2,7 @@
 // there until the threshold is found: one exchange for the largest element, one for each pass of the search, in each of which a thread
 // without candidates has nothing to do.
 #pragma once
-#include <liger_kernel/ops/softmax/row.cuh>
+#include <liger_kernel/core/cuda/held_row.cuh>
 #include <liger_kernel/ops/sparsemax/plan.h>
 
 namespace liger::sparsemax {

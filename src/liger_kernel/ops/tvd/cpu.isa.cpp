@@ -1,6 +1,6 @@
 // Total variation distance on the CPU, compiled once per ISA: one pass, in pieces of rows.
 #include <liger_kernel/core/cpu/simd.inl.h>
-#include <liger_kernel/ops/kl_div/pairs.inl.h>
+#include <liger_kernel/core/cpu/pairs.inl.h>
 #include <liger_kernel/ops/tvd/tvd.h>
 
 namespace liger::tvd {

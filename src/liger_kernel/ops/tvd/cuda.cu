@@ -1,6 +1,6 @@
 // Total variation distance on CUDA, bound by memory: two reads and, with a gradient, one write. cuda_vector: 16-byte accesses of
 // operands of one type; cuda_scalar: single elements of any types and alignment.
-#include <liger_kernel/ops/kl_div/pairs.cuh>
+#include <liger_kernel/core/cuda/pairs.cuh>
 #include <liger_kernel/ops/tvd/plan.h>
 
 namespace liger::tvd {

@@ -1,6 +1,6 @@
-// Which variants take a problem; how they cover it is in ops/kl_div/pair_plan.h.
+// Which variants take a problem; how they cover it is in core/pairs.h.
 #pragma once
-#include <liger_kernel/ops/kl_div/pair_plan.h>
+#include <liger_kernel/core/pairs.h>
 #include <liger_kernel/ops/tvd/tvd.h>
 
 namespace liger::tvd {

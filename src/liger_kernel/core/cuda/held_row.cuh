@@ -1,12 +1,12 @@
-// A row in the registers of those who work on it, and what they exchange. See row_plan.h.
+// A row in the registers of those who work on it, and what they exchange. See core/held_row.h.
 //
 //   RowTeam   the threads on one row: a warp, a block, or the blocks of a cluster (SM 9.0). reduce() has one barrier.
 //   RowSlice  the part of a row that this block takes: whole vectors between 16-byte boundaries, and at most one single element a
 //             thread of those before the first and after the last boundary.
 #pragma once
 #include <liger_kernel/core/cuda/gated.cuh>
-#include <liger_kernel/ops/cross_entropy/ptx_sm90.cuh>
-#include <liger_kernel/ops/softmax/row_plan.h>
+#include <liger_kernel/core/cuda/ptx_sm90.cuh>
+#include <liger_kernel/core/held_row.h>
 
 namespace liger {
 namespace {
@@ -41,10 +41,10 @@ template <int kCluster>
 class RowTeam {
  public:
   __device__ explicit RowTeam(RowInbox<kCluster>& inbox) : inbox_(inbox) {
-    if constexpr (kCluster > 1) cross_entropy::cluster_arrive();
+    if constexpr (kCluster > 1) cluster_arrive();
   }
   __device__ int rank() const {
-    if constexpr (kCluster > 1) return static_cast<int>(cross_entropy::cluster_rank());
+    if constexpr (kCluster > 1) return static_cast<int>(cluster_rank());
     return 0;
   }
   __device__ int64_t first_row() const { return int64_t{blockIdx.x / kCluster} * blockDim.y + threadIdx.y; }
@@ -59,7 +59,6 @@ class RowTeam {
     float2* box = inbox_.entries[turn_];
     turn_ ^= 1;
     if constexpr (kCluster > 1) {
-      using namespace cross_entropy;
       if (!peers_started_) cluster_wait();  // before that, a peer's memory may not be written
       peers_started_ = true;
       if (lane < kCluster) {
@@ -119,9 +118,9 @@ struct RowSlice {
   int64_t single;        // column of this thread's element outside the vectors, or -1
 };
 
-// The launch of a kernel of a RowPlan; `kernel` takes (args, vectors of a slice).
+// The launch of a kernel of a HeldRowPlan; `kernel` takes (args, vectors of a slice).
 template <class Args>
-void launch_row(void (*kernel)(Args, int64_t), const Args& a, const RowPlan& p, const Host& host, const char* op) {
+void launch_row(void (*kernel)(Args, int64_t), const Args& a, const HeldRowPlan& p, const Host& host, const char* op) {
   const int64_t groups = std::min<int64_t>((a.rows + p.rows_per_block - 1) / p.rows_per_block, 0x7fffffff / kMaxRowCluster);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-namespace liger::cross_entropy {
+namespace liger {
 namespace {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -64,4 +64,4 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes,
 __device__ __forceinline__ void fence_before_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace
-}  // namespace liger::cross_entropy
+}  // namespace liger

@@ -1,5 +1,5 @@
 // How CUDA kernels hold a row while they need it more than once: as 16-byte vectors in the registers of a warp, a block, or the blocks
-// of a cluster (row.cuh). What does not fit there is read again, from L2 as a rule. softmax and sparsemax use it.
+// of a cluster (core/cuda/held_row.cuh). What does not fit there is read again, from L2 as a rule. softmax and sparsemax use it.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
@@ -13,7 +13,7 @@ constexpr int kMaxRowThreads = 512;  // of a block; two such blocks share a mult
 constexpr int kMaxRowCluster = 8;    // the largest that every Hopper card takes
 constexpr int kRowsPerBlock = 4;     // where a warp takes a row
 
-struct RowPlan {
+struct HeldRowPlan {
   int held;            // vectors of each operand in each thread's registers
   bool rest;           // there are more, which are read again
   int threads;         // of a block, side by side on a row
@@ -26,8 +26,8 @@ struct RowPlan {
 constexpr int most_held(int operands, bool rest = false) { return (operands == 1 ? 8 : 4) / (rest ? 2 : 1); }
 
 // `vectors`: of a row, each of which is one access (16 bytes, or one element where rows are not aligned).
-inline RowPlan choose_row(int64_t vectors, int operands, int cluster) {
-  RowPlan p{.held = 1, .rest = false, .threads = 32, .rows_per_block = kRowsPerBlock, .cluster = cluster, .slice = vectors};
+inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster) {
+  HeldRowPlan p{.held = 1, .rest = false, .threads = 32, .rows_per_block = kRowsPerBlock, .cluster = cluster, .slice = vectors};
   if (cluster == 1) {
     while (p.held < 4 && p.held * 32 < vectors) p.held *= 2;
     if (p.held * 32 >= vectors) return p;
@@ -51,7 +51,7 @@ inline int cluster_for(int64_t rows, int64_t vectors, int operands, int multipro
   return cluster;
 }
 
-inline std::string describe(const RowPlan& p) {
+inline std::string describe(const HeldRowPlan& p) {
   const std::string team = p.rows_per_block > 1 ? "a warp a row"
                                                 : std::to_string(p.cluster) + (p.cluster > 1 ? " blocks" : " block") + " of " +
                                                       std::to_string(p.threads) + " threads a row";

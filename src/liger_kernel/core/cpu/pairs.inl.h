@@ -2,7 +2,7 @@
 // core/cpu/simd.inl.h, by files compiled once per ISA. Pieces of a row are summed in fp32 and added in their order in fp64, whatever the
 // number of threads.
 #pragma once
-#include <liger_kernel/ops/kl_div/pair_plan.h>
+#include <liger_kernel/core/pairs.h>
 
 namespace liger {
 namespace {

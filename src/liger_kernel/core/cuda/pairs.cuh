@@ -8,7 +8,7 @@
 #include <liger_kernel/core/cuda/block_reduce.cuh>
 #include <liger_kernel/core/cuda/element.cuh>
 #include <liger_kernel/core/cuda/launch.h>
-#include <liger_kernel/ops/kl_div/pair_plan.h>
+#include <liger_kernel/core/pairs.h>
 
 namespace liger {
 namespace {
