@@ -280,7 +280,9 @@ def run(case, ours, accumulation, dtype=torch.float32):
 
 
 def difference(ours, theirs, floor):
-    return abs(ours - theirs) / max(floor, abs(theirs))
+    """Infinite where a NaN is: max() would drop it."""
+    value = abs(ours - theirs) / max(floor, abs(theirs))
+    return value if value == value else float("inf")
 
 
 def compare(ours, theirs):
@@ -297,7 +299,9 @@ def compare(ours, theirs):
                 metrics[name] = max(metrics.get(name, 0.0), difference(value, b[theirs_name], 1.0))
                 seen.add(theirs_name)
     missing = sorted({name for _, b in steps for name in b} - seen - {name for a, _ in steps for name in a})
-    gradient = max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(ours.gradients, theirs.gradients, strict=True))
+    size = lambda vector: float(vector.norm())
+    gradient = max(difference(size(a - b), 0.0, 1.0) / max(size(b), 1e-12)
+                   for a, b in zip(ours.gradients, theirs.gradients, strict=True))
     return Differences(worst("loss", 0.1), gradient, worst("grad_norm", 1e-12), metrics,
                        [name for name in missing if not name.startswith(NO_METRICS)])
 
