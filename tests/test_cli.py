@@ -162,7 +162,7 @@ def test_new_op(tmp_path):
     folder = ops / "my_scale"
     assert {p.name for p in folder.iterdir()} == {
         "README.md", "__init__.py", "bench.py", "cases.py", "cpu.isa.cpp", "cuda.cu", "my_scale.cpp", "my_scale.h",
-        "ref.py", "test.cpp", "test_my_scale.py", "torch.cpp", "variants.inc"}
+        "numerics.py", "ref.py", "test.cpp", "test_my_scale.py", "torch.cpp", "variants.inc"}
     assert list(ops.iterdir()) == [folder]
     for path in folder.iterdir():
         assert "@" not in path.read_text().replace("@pytest", "").replace("@torch", "").replace("@staticmethod", ""), path.name

@@ -47,13 +47,13 @@ def assert_no_further(ours, theirs, truth, dtype, what):
         assert (a is None) == (b is None), what
         if a is not None:
             error, eager = (a.double() - c.double()).abs().max(), (b.double() - c.double()).abs().max()
-            assert error <= 2 * eager + 8 * U[dtype] * c.double().abs().max(), (what, i, error.item(), eager.item())
+            assert error <= 2 * eager + 16 * U[dtype] * c.double().abs().max(), (what, i, error.item(), eager.item())
 
 
 @pytest.mark.parametrize("dtype", U, ids=str)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_modules(model_type, dtype):
-    """The inputs are random tensors of the shapes that the module gets in its model."""
+    """The hidden states are random, of the shape that the module gets in its model; experts get the model's own routing too."""
     row = by_type()[model_type]
     model = tiny.causal_lm(model_type).to(dtype)
     patched = copy.deepcopy(model)
@@ -62,7 +62,7 @@ def test_modules(model_type, dtype):
     shapes, given = {}, inputs(model)
     for name, module in model.named_modules():
         if name in replaced:
-            module.register_forward_pre_hook(lambda m, args, name=name: shapes.update({name: (args[0].shape, args[0].dtype)}))
+            module.register_forward_pre_hook(lambda m, args, name=name: shapes.update({name: (args[0].shape, args[0].dtype, args[1:])}))
     model(**given)
     names = sorted(replaced & shapes.keys())
     assert len(names) >= 2 * len({type(model.get_submodule(n)).__name__ for n in names}), "a row has replaced too little"
@@ -71,9 +71,10 @@ def test_modules(model_type, dtype):
         theirs, ours = model.get_submodule(name), patched.get_submodule(name)
         theirs._forward_pre_hooks.clear()
         x = 2 * torch.randn(shapes[name][0], generator=torch.Generator().manual_seed(1)).to(shapes[name][1])
+        routing = [a.detach() for a in shapes[name][2]]
         wide = copy.deepcopy(theirs).float()
-        results = [gradients(m, [x.to(d)], list(m.parameters()))
-                   for m, d in ((ours, x.dtype), (theirs, x.dtype), (wide, torch.float32))]
+        results = [gradients(m, [x.to(d), *(a.to(torch.promote_types(a.dtype, d)) if a.is_floating_point() else a for a in routing)],
+                             list(m.parameters())) for m, d in ((ours, x.dtype), (theirs, x.dtype), (wide, torch.float32))]
         assert (name in norms) == hasattr(ours, "variance_epsilon")
         assert_no_further(*results, x.dtype, f"{model_type} {name} ({type(theirs).__name__})")
     assert {n for n, _ in model.named_parameters()} == {n for n, _ in patched.named_parameters()}
