@@ -47,7 +47,7 @@ struct GeluErf {
     if constexpr (sizeof(T) < 4) {
       return cdf;
     } else {
-      // Around 0 the power series of Phi(a) - 1/2: the nine steps above leave six units in the last place, these less than one.
+      // Around 0 the power series of Phi(a) - 1/2: the nine steps above leave six units in the last place, these three.
       const V square = a * a;
       V q = square * -4.12266741e-08f + 6.65969352e-07f;
       q = q * square - 9.44465626e-06f;
