@@ -1,7 +1,6 @@
 """Heads that are not a plain `lm_head.weight`: PEFT, FSDP, DTensor, scaled and capped logits, router losses, rebound functions."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -296,57 +295,3 @@ def test_loss_utils():
     assert loss_utils.unpack_cross_entropy_result(loss) == (loss, None, None, None)
     assert loss_utils.unpack_cross_entropy_result((loss, 1)) == (loss, 1, None, None)
     assert loss_utils.unpack_cross_entropy_result(summed)[2] is summed.token_accuracy
-
-
-def _fsdp_worker(rank, port, kind, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    model = tiny.causal_lm("llama").train()
-    patch_model(model)
-    if kind == "fsdp2":
-        mesh = torch.distributed.init_device_mesh("cpu", (2,))
-        for module in (*model.model.layers, model.lm_head, model):
-            torch.distributed.fsdp.fully_shard(module, mesh=mesh)
-        wrapped = model
-    else:
-        fsdp = torch.distributed.fsdp.FullyShardedDataParallel
-        if kind == "fsdp1-head":
-            model.lm_head = fsdp(model.lm_head, device_id=torch.device("cpu"), use_orig_params=True)
-        wrapped = fsdp(model, device_id=torch.device("cpu"), use_orig_params=True)
-    ids = data()["input_ids"][rank : rank + 1]
-    out = wrapped(input_ids=ids, labels=ids)
-    out.loss.backward()
-    if kind == "fsdp2":
-        grad = model.lm_head.weight.grad.full_tensor()
-    else:
-        with torch.distributed.fsdp.FullyShardedDataParallel.summon_full_params(wrapped, with_grads=True):
-            grad = dict(model.named_parameters())[next(n for n, _ in model.named_parameters() if "lm_head" in n)].grad.clone()
-    if rank == 0:
-        torch.save((out.loss.detach(), grad), results)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the ranks are forked, which autograd's CUDA threads do not survive")
-@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1", "fsdp1-head"])
-def test_fsdp(kind, tmp_path):
-    """C93: two ranks with a sharded head give the loss and the gradient of one process."""
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = torch.multiprocessing.get_context("fork")
-    workers = [context.Process(target=_fsdp_worker, args=(rank, port, kind, tmp_path / "out.pt")) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    loss, grad = torch.load(tmp_path / "out.pt")
-    model = tiny.causal_lm("llama").train()
-    losses = [model(input_ids=ids, labels=ids).loss for ids in data()["input_ids"].split(1)]
-    (sum(losses) / 2).backward()
-    torch.testing.assert_close(loss, losses[0].detach(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(grad, model.lm_head.weight.grad, rtol=1e-4, atol=1e-7)

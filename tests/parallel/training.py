@@ -87,7 +87,8 @@ def collect(model):
 def train(model, wrapped=None, inputs=rank_inputs, context=contextlib.nullcontext, collect=collect):
     """STEPS steps of SGD with momentum; `context` is around the forward, `collect` brings the results of all ranks together."""
     wrapped = model if wrapped is None else wrapped
-    optimizer = torch.optim.SGD([p for p in wrapped.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+    # not foreach: torch refuses plain tensors beside DTensors, and 2.11 applies momentum to the unpatched model's pending sums wrongly
+    optimizer = torch.optim.SGD([p for p in wrapped.parameters() if p.requires_grad], lr=0.05, momentum=0.9, foreach=False)
     losses = []
     with fused_losses() as fused:
         for step in range(STEPS):
