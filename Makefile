@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 TEST_THREADS ?= 2
 
-.PHONY: setup build demo test test-cpp test-python consumers bench lint wheel clean
+.PHONY: setup build demo test test-cpp test-python consumers bench docs lint wheel clean
 
 setup: $(VENV)/.ready
 
@@ -40,6 +40,10 @@ test-python: build consumers
 
 bench: build
 	$(VENV)/bin/liger bench
+
+# The documentation as a site, in build/site; a broken link is an error.
+docs: setup
+	$(PYTHON) scripts/docs
 
 lint: setup
 	$(VENV)/bin/ruff check .
