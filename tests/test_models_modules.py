@@ -119,7 +119,7 @@ S = f"(rope=True, {C}, rms_norm=True, swiglu=True, model=None)"
 G = f"(rope=True, {C}, rms_norm=True, geglu=True, model=None)"
 SIGNATURES = {
     S: "llama smollm3 mistral ministral mixtral qwen2 qwen3 qwen3_moe phi3 olmo2 olmo3 falcon_h1 hunyuan_v1_dense hunyuan_v1_moe exaone4 "
-       "qwen2_5_vl qwen2_5_vl_text qwen3_vl_moe qwen3_vl_moe_text",
+       "qwen2_5_vl qwen2_5_vl_text qwen3_vl_moe qwen3_vl_moe_text qwen2_moe olmoe glm4_moe",
     S.replace("cross_entropy=False, fused_linear_cross_entropy=True", "cross_entropy=True, fused_linear_cross_entropy=False"): "granite",
     S.replace("swiglu=True", "swiglu=False"): "gpt_oss qwen3_vl qwen3_vl_text",
     S.replace("rope=True", "rope=False"): "glm4 glm4v glm4v_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text "

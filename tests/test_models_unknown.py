@@ -10,20 +10,22 @@ from liger_kernel.patch import compare, patch_model, structure, tiny, unpatch
 from liger_kernel.patch.models import by_type
 from liger_kernel.transformers import monkey_patch
 
-_EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=48)
 CHANGES = {
-    "glm4_moe": dict(_EXPERTS, head_dim=16, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
+    "dots1": dict(head_dim=16, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=48, n_group=1,
+                  topk_group=1, first_k_dense_replace=1),
     "seed_oss": dict(head_dim=16, residual_dropout=0.0, attention_dropout=0.0),
-    "cohere": {}, "ernie4_5": {}, "helium": dict(head_dim=16), "olmoe": dict(_EXPERTS, num_experts=4), "starcoder2": {},
+    "cohere": {}, "ernie4_5": {}, "helium": dict(head_dim=16), "starcoder2": {},
+    "flex_olmo": dict(num_experts=4, num_experts_per_tok=2), "granitemoe": dict(num_local_experts=4, num_experts_per_tok=2),
 }
-# (casting mode of the norms or None, gated MLP, rotation, whether the loss is fused)
+# (casting mode of the norms or None, gated MLPs and experts, rotation, whether the loss is fused)
 FOUND = {
-    "glm4_moe": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb", True),
+    "dots1": ("llama", "LigerExperts LigerSwiGLUMLP", "liger_rotary_pos_emb", True),
     "seed_oss": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb", True),
     "cohere": (None, "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved_table", False),  # centred norms, scaled logits
     "ernie4_5": ("llama", "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved", True),
     "helium": ("gemma", "LigerSwiGLUMLP", "liger_rotary_pos_emb_interleaved", True),
-    "olmoe": ("llama", None, "liger_rotary_pos_emb", True),
+    "flex_olmo": ("gemma", "LigerExperts", "liger_rotary_pos_emb", True),
+    "granitemoe": ("llama", "LigerExperts", "liger_rotary_pos_emb", False),  # scaled logits
     "starcoder2": (None, None, "liger_rotary_pos_emb", True),  # no gate
 }
 
@@ -42,7 +44,7 @@ def test_found(model_type):
     casting_mode, mlp, rope, head = FOUND[model_type]
     row = structure.row_of(plain)
     assert {spec.casting_mode for spec in row.norms.values()} == ({casting_mode} if casting_mode else set())
-    assert {spec.replacement.name for spec in row.mlps.values()} == ({mlp} if mlp else set())
+    assert sorted({spec.replacement.name for spec in row.mlps.values()}) == (mlp or "").split()
     assert [replacement.name for replacement in row.ropes.values()] == [rope] and bool(row.heads) == head
     model = copy.deepcopy(plain)
     theirs = compare.run(plain)
@@ -87,6 +89,37 @@ def test_nothing_alike():
             return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2 * self.variance_epsilon)
 
     assert structure._norm_of(Odd()) is None
+
+
+def test_layers_that_differ():
+    """A class of which one module computes something else is left; so are gates that clamp large numbers alone."""
+    model = tiny.causal_lm("dots1", **CHANGES["dots1"])
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU("tanh")
+    assert set(structure.row_of(model).mlps) == {"Dots1Experts"}
+    experts = model.model.layers[1].mlp.experts
+    assert structure._experts_of(experts) and not structure._mlp_of(experts) and not structure._norm_of(experts)
+
+    class Clamped(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.silu(x).clamp(max=20)
+
+    experts.act_fn = Clamped()
+    assert not structure._experts_of(experts)
+    mlp = model.model.layers[1].mlp.shared_experts
+    assert structure._mlp_of(mlp)
+    mlp.act_fn = Clamped()
+    assert not structure._mlp_of(mlp)
+    left = tiny.causal_lm("deepseek_v4")
+    assert not any(structure._experts_of(m) or structure._mlp_of(m) for m in left.modules())  # clamped at 10
+
+
+def test_bf16_experts():
+    """Against the fp32 model of the same weights, no worse than twice the unpatched bf16 model; every token goes to every expert."""
+    plain = tiny.causal_lm("dots1", **{**CHANGES["dots1"], "num_experts_per_tok": 4}).bfloat16()
+    theirs, truth = compare.run(plain), compare.run(copy.deepcopy(plain).float())
+    structure.patch_unknown(plain)
+    ours, eager = compare.distance(compare.run(plain), truth), compare.distance(theirs, truth)
+    assert ours.logits <= 2 * eager.logits + 2**-8 and ours.gradients <= 2 * eager.gradients + 2**-8, (ours, eager)
 
 
 def test_bf16_and_evaluation():

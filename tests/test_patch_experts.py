@@ -16,7 +16,8 @@ pytest.importorskip("transformers", "5.0")
 REPLACED = {
     "mixtral": "MixtralExperts", "qwen3_moe": "Qwen3MoeExperts", "hunyuan_v1_moe": "HunYuanMoEV1Experts", "qwen3_next": "Qwen3NextExperts",
     "qwen3_5_moe_text": "Qwen3_5MoeExperts", "qwen3_vl_moe_text": "Qwen3VLMoeTextExperts", "glm4v_moe_text": "Glm4vMoeTextExperts",
-    "deepseek_v2": "DeepseekV2Experts", "deepseek_v3": "DeepseekV3Experts",
+    "deepseek_v2": "DeepseekV2Experts", "deepseek_v3": "DeepseekV3Experts", "qwen2_moe": "Qwen2MoeExperts", "olmoe": "OlmoeExperts",
+    "glm4_moe": "Glm4MoeExperts",
 }
 LEFT = {
     "gpt_oss": "GptOssExperts", "deepseek_v4": "DeepseekV4Experts", "gemma4_text": "Gemma4TextExperts", "llama4_text": "Llama4TextExperts",

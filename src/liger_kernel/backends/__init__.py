@@ -1,7 +1,8 @@
 """Implementations of the ops by name: who registered one, which are usable, and which one a call gets.
 
-Ours are "cuda" and "cpu", and the tensors' device chooses between them. What goes through here is :mod:`liger_kernel.functional`; the
-modules and functions of :mod:`liger_kernel.transformers` call the native ops directly."""
+Ours are "cuda" and "cpu", and the tensors' device chooses between them. What goes through here: :mod:`liger_kernel.functional`,
+LigerLayerNorm (by its attributes `impl` and `mode` too), liger_rotary_pos_emb, LigerCrossEntropyLoss, LigerJSD, liger_jsd,
+LigerJSDFunction, and the fused linear JSD and KL divergence as modules and functions. Everything else calls the native ops directly."""
 
 import liger_kernel.backends.native  # registers the native ops
 from liger_kernel.backends import registry
@@ -16,6 +17,7 @@ from liger_kernel.backends.dispatch import (
     get_impl,
     resolve_impl,
     set_impl,
+    third_party,
 )
 from liger_kernel.backends.registry import Capability, OpImpl, register_impl
 

@@ -1,8 +1,10 @@
 """Which implementation a call gets. In this order: the call's own `impl`, LIGER_KERNEL_IMPL_<OP>, LIGER_KERNEL_BACKEND_<OP>,
 LIGER_KERNEL_IMPL, LIGER_KERNEL_BACKEND, :func:`set_impl`; then the usable one of lowest rank. A choice binds: what is not there, or
 does not run on the tensors' device, raises. Nothing is copied to another device and nothing falls back to eager code. The environment
-is read at every call; a compiled caller keeps the choice it was compiled with."""
+is read at every call; a compiled caller keeps the choice it was compiled with. What asks :func:`third_party` does so only while
+`registry.choosing`: a variable that is set after the import, with nothing else registered or chosen, does not reach it."""
 
+import functools
 import logging
 import os
 
@@ -14,7 +16,9 @@ from liger_kernel.ops.backends.registry import ALIASES, FULL_NAMES, NATIVE
 _log = logging.getLogger(__name__)
 # Variants of the reference package's kernels; ours choose by themselves.
 _MODES = (None, "default", "standard", "static_persistent", "multi_wave_cached", "chunked")
+_VARIABLES = ("LIGER_KERNEL_IMPL", "LIGER_KERNEL_BACKEND")  # and these followed by _<OP>
 _chosen = None
+registry.choosing = any(name.startswith(_VARIABLES) and value.strip() for name, value in os.environ.items())
 
 
 class ImplNotAvailableError(RuntimeError):
@@ -33,6 +37,7 @@ def set_impl(name):
     """Chooses an implementation for the whole process; None takes the choice back. The name is judged at the next call."""
     global _chosen
     _chosen = FULL_NAMES.get(name, name)
+    registry.choosing = registry.choosing or name is not None
 
 
 def get_impl():
@@ -59,8 +64,7 @@ def clear_available_cache():
 
 def _requested(op_name):
     """(name, where it was asked for) from the environment or :func:`set_impl`, or None."""
-    for variable in (f"LIGER_KERNEL_IMPL_{op_name.upper()}", f"LIGER_KERNEL_BACKEND_{op_name.upper()}", "LIGER_KERNEL_IMPL",
-                     "LIGER_KERNEL_BACKEND"):
+    for variable in (*(f"{name}_{op_name.upper()}" for name in _VARIABLES), *_VARIABLES):
         name = os.environ.get(variable, "").strip()
         if name:
             return name, variable
@@ -109,11 +113,23 @@ def dispatch(op_name, *args, impl=None, backend=None, **kwargs):
     of the first tensor. `backend` is an older name of `impl`. A `mode` of None is the implementation's default."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else None)
-    chosen = resolve_impl(op_name, impl if impl is not None else backend, device)
-    mode = kwargs.pop("mode", None)
-    if chosen.impl_name in NATIVE and mode not in _MODES:
-        raise ValueError(f"{op_name}: mode is {mode!r}, expected None or one of {', '.join(map(repr, _MODES[1:]))}")
+    chosen, how = _choose(op_name, device, impl if impl is not None else backend, kwargs.pop("mode", None))
+    return chosen.call(*args, **kwargs, **how)
+
+
+def _choose(op_name, device, impl, mode):
+    """(the :class:`OpImpl`, its keywords)."""
+    chosen = resolve_impl(op_name, impl, device)
+    if chosen.impl_name in NATIVE:
+        if mode not in _MODES:
+            raise ValueError(f"{op_name}: mode is {mode!r}, expected None or one of {', '.join(map(repr, _MODES[1:]))}")
+        return chosen, {}
     mode = chosen.default_mode if mode is None else mode
-    if mode is not None and chosen.impl_name not in NATIVE:
-        kwargs["mode"] = mode
-    return chosen.call(*args, **kwargs)
+    return chosen, {} if mode is None else {"mode": mode}
+
+
+def third_party(op_name, tensor, impl=None, mode=None):
+    """The implementation that a call on `tensor` gets, as a function of what :mod:`liger_kernel.functional` passes on; None when it is
+    ours, which the caller then runs in its own way. Raises as :func:`resolve_impl`, and ValueError for a mode that ours do not know."""
+    chosen, how = _choose(op_name, tensor.device, impl, mode)
+    return None if chosen.impl_name in NATIVE else functools.partial(chosen.call, **how)

@@ -9,8 +9,9 @@ FUNCTIONS = {
     "fused_add_rms_norm": "LigerFusedAddRMSNormFunction",
     "fused_linear_cross_entropy": "LigerFusedLinearCrossEntropyFunction",
     "fused_linear_jsd": "LigerFusedLinearJSDFunction",
+    "fused_linear_kl_div": "LigerFusedLinearKLDivFunction",
     "geglu": "LigerGELUMulFunction",
-    "jsd": "LigerJSDFunction",
+    "jsd": "NativeJSDFunction",  # LigerJSDFunction itself asks which implementation
     "kl_div": "LigerKLDivLossFunction",
     "layer_norm": "LigerLayerNormFunction",
     "rms_norm": "LigerRMSNormFunction",

@@ -8,6 +8,12 @@ import traceback
 
 import torch
 
+from liger_kernel.ops.backends.registry import NATIVE
+
+# Whether anything but the tensors' device may choose: another implementation was registered, or a choice was made (:func:`set_impl`, or
+# the environment at import). While it is False, modules and functions of ours that can be chosen for do not ask.
+choosing = False
+
 _IMPLS = {}  # op -> {implementation: OpImpl}, by rank and then by name
 _LOCATIONS = {}  # op -> modules that register implementations of it
 _FAILURES = {}  # module -> what importing it raised
@@ -118,6 +124,7 @@ def register_impl(op_name, *, impl_name=None, capability=None, modes=(), default
         raise TypeError(f"register_impl({op_name!r}): impl_name is missing")
 
     def decorate(implementation):
+        global choosing
         if not callable(implementation):
             raise TypeError(f"register_impl({op_name!r}, impl_name={name!r}): got {implementation!r}, expected a function or a class")
         cls = implementation if isinstance(implementation, type) else None
@@ -125,6 +132,7 @@ def register_impl(op_name, *, impl_name=None, capability=None, modes=(), default
         impls = {**_IMPLS.get(op_name, {}), name: OpImpl(
             op_name, name, capability or Capability(), forward, cls, tuple(modes), default_mode, preference_rank, tolerances, notes)}
         _IMPLS[op_name] = dict(sorted(impls.items(), key=lambda item: (item[1].preference_rank, item[0])))
+        choosing = choosing or name not in NATIVE
         return implementation
 
     return decorate
@@ -132,6 +140,8 @@ def register_impl(op_name, *, impl_name=None, capability=None, modes=(), default
 
 def declare_op_locations(op_name, module_paths):
     """Modules that register implementations of an op; imported when the op is first asked about."""
+    global choosing
+    choosing = True
     _LOCATIONS.setdefault(op_name, []).extend([module_paths] if isinstance(module_paths, str) else module_paths)
 
 

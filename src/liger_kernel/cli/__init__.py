@@ -1,4 +1,4 @@
-"""The `liger` command: doctor, ops, explain, models, bench, profile, memory, numerics, convergence, demo, new-op.
+"""The `liger` command: doctor, ops, explain, models, bench, profile, memory, numerics, convergence, demo, hub, new-op.
 
 Nothing here is imported by the library. The commands need packages that the kernels do not (`pip install liger-kernel[cli]`)."""
 

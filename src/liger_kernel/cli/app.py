@@ -328,6 +328,22 @@ def demo(
     raise typer.Exit(run(pick_device(device), out, steps=steps, batch=batch, seq=seq, hidden=hidden, layers=layers, vocab=vocab))
 
 
+@app.command()
+def hub(
+    folder: Annotated[pathlib.Path, typer.Argument(help="Is made where it is missing; an older repository there is written over.")],
+    bundle: Annotated[bool, typer.Option(help="Also variants with a copy of the package, which need nothing installed but torch.")] = True,
+):
+    """Write a kernel repository for transformers' `use_kernels`, as `python -m liger_kernel.hub` does. Prints the variants."""
+    from liger_kernel.hub import write_repository
+
+    try:
+        written = write_repository(folder, bundle)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise typer.BadParameter(str(error)) from None
+    for path in written:
+        typer.echo(path)
+
+
 @app.command("new-op")
 def new_op(
     name: Annotated[str, typer.Argument(help="Lower-case words joined by underscores.")],

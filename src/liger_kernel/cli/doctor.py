@@ -3,10 +3,10 @@
 import importlib.util
 import os
 
-from rich.console import Console
 from rich.table import Table
 
 from liger_kernel import env_report
+from liger_kernel.cli import record
 
 SAMPLE = 256  # every extent of the shape that an op is asked about
 
@@ -80,7 +80,7 @@ def advice(native, torch):
 
 def run():
     """Prints the report; 0 unless the library cannot be used."""
-    console = Console()
+    console = record.console()
     try:
         import torch
     except ImportError as e:

@@ -2,8 +2,9 @@
 
 import math
 
-from rich.console import Console
 from rich.table import Table
+
+from liger_kernel.cli import record
 
 MARK = {"chosen": "[bold green]chosen[/]", "able": "able", "refused": "[dim]refused[/]"}
 
@@ -31,14 +32,14 @@ def show_ops():
     table = Table("op", "shape", "variants, best first")
     for name, shape, variants in _native.list_ops():
         table.add_row(name, shape, "  ".join(variants))
-    Console().print(table)
+    record.console().print(table)
 
 
 def show(op, shape, dtype, device):
     """Prints one row per variant and the plan. Returns the exit code: 2 for a question that the op does not understand."""
     from liger_kernel import _native
 
-    console = Console()
+    console = record.console()
     try:
         rows, plan = _native.explain(op, parse_shape(shape), dtype, device_index(device))
     except ValueError as e:

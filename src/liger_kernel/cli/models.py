@@ -5,8 +5,9 @@ import json
 import pathlib
 import time
 
-from rich.console import Console
 from rich.table import Table
+
+from liger_kernel.cli import record
 
 FAR = 1e-4  # an fp32 difference that rounding does not explain
 
@@ -61,7 +62,7 @@ def run(types, device="cpu", json_path=None):
     from liger_kernel.patch.models import by_type
 
     transformers.logging.set_verbosity_error()
-    console = Console()
+    console = record.console()
     unknown = [t for t in types if t not in by_type()]
     if unknown:
         console.print(f"[red]no row for {', '.join(unknown)}; there are {', '.join(by_type())}[/]", highlight=False)
@@ -79,9 +80,9 @@ def run(types, device="cpu", json_path=None):
             table.add_row(*_cells(results[-1]))
     console.print(table)
     if json_path is not None:
-        found = dict(transformers=transformers.__version__, device=device, models=results)
+        found = dict(transformers=transformers.__version__, device=device, commit=record.commit(record.PACKAGE), models=results)
         pathlib.Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
     failed = [r["model_type"] for r in results if "error" in r or max(r["fp32"].values()) > FAR]
-    if failed:
-        console.print(f"[red]failed: {', '.join(failed)}[/]", highlight=False)
+    verdict = f"[red]failed: {', '.join(failed)}[/]" if failed else "every row is inside the bound"
+    console.print(f"{len(results)} model types: {verdict}", highlight=False)
     return int(bool(failed))

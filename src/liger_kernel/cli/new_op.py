@@ -45,9 +45,9 @@ def write(name, ops):
 
 def run(name, into):
     """Writes the folder and says what to do next; 2 when it cannot."""
-    from rich.console import Console
+    from liger_kernel.cli import record
 
-    console = Console()
+    console = record.console()
     ops = into or pathlib.Path(__file__).parents[1] / "ops"
     if into is None and not (ops.parents[2] / "CMakeLists.txt").exists():
         console.print(f"[red]{ops} belongs to an installed package: run this in a source tree, or say --into FOLDER[/]", highlight=False)

@@ -1,6 +1,6 @@
 """Models of types that have no row: a row is made by trying what their classes compute. Opt-in.
 
-Nothing is taken from a name. A norm, a gated MLP or a rotation is replaced if, on small random inputs, one of ours gives the same
+Nothing is taken from a name. A norm, a gated MLP, experts or a rotation is replaced if, on small random inputs, one of ours gives the same
 results and gradients; the head, if its forward is Llama's (or Qwen3-MoE's), word for word but for names.
 """
 
@@ -15,6 +15,7 @@ import textwrap
 import torch
 
 from liger_kernel.patch import causal_lm, engine, journal
+from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import FUSED_GATE_UP, SCALE_THEN_ROUND, SWIGLU_PARAMETERS, around_one, with_layer_norm
 from liger_kernel.patch.models import by_type
 from liger_kernel.patch.specs import Glu, Head, Model, Norm, Replacement
@@ -33,7 +34,7 @@ def patch_unknown(model, **flags):
 
     Args:
         model: a transformers model, PEFT wrappers or not.
-        **flags: rope, cross_entropy, fused_linear_cross_entropy, layer_norm, rms_norm, swiglu (gated MLPs of any activation).
+        **flags: rope, cross_entropy, fused_linear_cross_entropy, layer_norm, rms_norm, swiglu (gated MLPs of any activation, experts).
 
     Returns:
         The :class:`Report`: what was found to be the same, and what was left.
@@ -69,21 +70,20 @@ def row_of(model):
     home = next((m for cls in (type(module) for module in model.modules()) if (m := _modeling(cls)) is not None), None)
     if home is None:
         raise ValueError(f"{type(model).__name__} has no class of a modelling module of transformers")
-    norms, mlps, heads = {}, {}, {}
+    layers, heads = {}, {}  # class name -> what all its modules compute, None when they differ
     for module in model.modules():
-        name = type(module).__name__
-        if _modeling(type(module)) != home or name in norms or name in mlps or name in heads:
+        cls = type(module)
+        if _modeling(cls) != home:
             continue
-        if (norm := _norm_of(module)) is not None:
-            norms[name] = norm
-        elif (mlp := _mlp_of(module)) is not None:
-            mlps[name] = mlp
-        elif (head := head_of(type(module), home)) is not None:
-            heads[name] = head
+        spec = _norm_of(module) or _mlp_of(module) or _experts_of(module)
+        layers[cls.__name__] = spec if layers.setdefault(cls.__name__, spec) == spec else None
+        if spec is None and cls.__name__ not in heads:
+            heads[cls.__name__] = head_of(cls, home)
+    norms, mlps = ({n: spec for n, spec in layers.items() if isinstance(spec, kind)} for kind in (Norm, Glu))
     function = getattr(sys.modules[f"transformers.models.{home}.modeling_{home}"], "apply_rotary_pos_emb", None)
     rope = _rope_of(function) if inspect.isfunction(function) else None
     return Model(f"{home} (by structure)", with_layer_norm(SWIGLU_PARAMETERS), norms, mlps,
-                 {} if rope is None else {"apply_rotary_pos_emb": rope}, heads, modeling=home)
+                 {} if rope is None else {"apply_rotary_pos_emb": rope}, {n: head for n, head in heads.items() if head}, modeling=home)
 
 
 def _modeling(cls):
@@ -171,11 +171,34 @@ def _mlp_of(module):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         linears = {n: torch.nn.Linear(*sizes[n], bias=module.get_submodule(n).bias is not None) for n in names}
-    small = _small(module, modules={**linears, **others})
-    weights, inputs = list(small.parameters()), [3 * _random(5, _WIDTH, seed=1)]
-    theirs = _results(functools.partial(cls.forward, small), inputs, weights)
-    return next((spec for spec in _MLPS if _same(
-        _results(functools.partial(spec.replacement.load().forward, small), inputs, weights), theirs)), None)
+    return _gate_of(_MLPS, cls.forward, _small(module, modules={**linears, **others}))
+
+
+def _experts_of(module):
+    """EXPERTS where `module` computes what LigerExperts do, or None. Compared with the eager forward, below transformers' choice of an
+    implementation."""
+    if set(module._parameters) != {"gate_up_proj", "down_proj"} or module._buffers or any(list(m.parameters()) for m in module.children()):
+        return None
+    if {p.dim() for p in module.parameters()} != {3} or module.gate_up_proj.shape[0] != module.down_proj.shape[0]:
+        return None
+    experts, inner = 3, 6
+    shapes = {"gate_up_proj": (experts, 2 * inner, _WIDTH), "down_proj": (experts, _WIDTH, inner)}
+    small = _small(module, {n: _random(*shape, seed=seed) for seed, (n, shape) in enumerate(shapes.items(), 3)}, module._modules)
+    small.__dict__.update({n: v for n, v in (("num_experts", experts), ("hidden_dim", _WIDTH)) if hasattr(module, n)})
+    index = torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [0, 2]])
+    return _gate_of((EXPERTS,), inspect.unwrap(type(module).forward), small, lambda run: lambda x, w: run(x, index, w),
+                    [_random(*index.shape, seed=2)])
+
+
+def _gate_of(specs, forward, small, call=lambda run: run, others=()):
+    """The first of `specs` whose class computes what `forward` does to the module `small`, on small and on large numbers: clamps of the
+    gate act on the latter alone. `call` makes a function of tensors, the first of them random and the `others` given."""
+    weights, x = list(small.parameters()), _random(5, _WIDTH, seed=1)
+
+    def same(ours, scale):
+        return _same(*(_results(call(functools.partial(run, small)), [scale * x, *others], weights) for run in (ours, forward)))
+
+    return next((spec for spec in specs if all(same(spec.replacement.load().forward, scale) for scale in (3, 300))), None)
 
 
 def _rope_of(function):

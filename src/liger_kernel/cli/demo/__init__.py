@@ -47,12 +47,12 @@ def run(device, out, **options):
 
     require("matplotlib", "tokenizers", "transformers", purpose="liger demo")
     import torch
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from liger_kernel.cli import record
     from liger_kernel.cli.demo import data, report
 
-    console = Console()
+    console = record.console()
     config = settings(device, **options)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import dataclasses
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.tensors import as_rows, gather_dtensor, in_leaf, rows_apart
 from liger_kernel.ops.cross_entropy import labels
@@ -211,12 +212,10 @@ def liger_cross_entropy(input, target, weight=None, size_average=None, ignore_in
         ours = {"lse_square_scale": lse_square_scale, "softcap": softcap, "return_z_loss": return_z_loss,
                 "return_token_accuracy": return_token_accuracy, "return_predicted_tokens": return_predicted_tokens, "in_place": in_place}
         return _torch_call(input, target, weight, ignore_index, reduction, label_smoothing, ours)
-    loss, z, hit, prediction = LigerCrossEntropyFunction.apply(
+    results = LigerCrossEntropyFunction.apply(
         input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss,
         return_token_accuracy, return_predicted_tokens, in_place)
-    if not (return_z_loss or return_token_accuracy or return_predicted_tokens):
-        return loss
-    return CrossEntropyOutput(loss=loss, z_loss=z, token_accuracy=hit, predicted_tokens=prediction)
+    return CrossEntropyOutput(*results) if return_z_loss or return_token_accuracy or return_predicted_tokens else results[0]
 
 
 class LigerCrossEntropyLoss(torch.nn.Module):
@@ -232,6 +231,11 @@ class LigerCrossEntropyLoss(torch.nn.Module):
             reduction, softcap, return_z_loss, return_token_accuracy, return_predicted_tokens, in_place)
 
     def forward(self, _input, target):
+        if registry.choosing and _input.dim() == 2 and target.dim() == 1 and (other := third_party("cross_entropy", _input)) is not None:
+            wanted = self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
+            results = other(_input, target, self.weight, self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction,
+                            self.softcap, *wanted)
+            return CrossEntropyOutput(*results) if any(wanted) else results[0]
         return liger_cross_entropy(
             _input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction, label_smoothing=self.label_smoothing,
             lse_square_scale=self.lse_square_scale, softcap=self.softcap, return_z_loss=self.return_z_loss,

@@ -4,6 +4,7 @@ at once. :func:`distill` serves every loss of this kind; this folder's own is th
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import labels
@@ -282,6 +283,8 @@ def liger_fused_linear_jsd(student_input, student_weight, teacher_input, teacher
         AssertionError: shift_labels is not (BT,); temperature is not positive.
         ValueError: jsd_beta outside [0, 1]; shapes that do not fit; another accum_dtype.
     """
+    if registry.choosing and (other := third_party("fused_linear_jsd", student_input)) is not None:
+        return other(student_input, student_weight, teacher_input, teacher_weight, shift_labels, jsd_beta, ignore_index, temperature)
     return LigerFusedLinearJSDFunction.apply(student_input, student_weight, teacher_input, teacher_weight, shift_labels, jsd_beta,
                                              ignore_index, temperature, accum_dtype)
 

@@ -3,6 +3,7 @@ are those of :mod:`liger_kernel.ops.fused_linear_jsd`."""
 
 import torch
 
+from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import first_derivative_only
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_backward
 from liger_kernel.ops.fused_linear_jsd import (
@@ -94,6 +95,8 @@ def liger_fused_linear_kl_div(student_input, student_weight, target, shift_label
         AssertionError: temperature is not positive; shift_labels is not (BT,).
         ValueError: another reduction or accum_dtype; shapes that do not fit.
     """
+    if registry.choosing and (other := third_party("fused_linear_kl_div", student_input)) is not None:
+        return other(student_input, student_weight, target, shift_labels, reduction, ignore_index, temperature, eps)
     return LigerFusedLinearKLDivFunction.apply(student_input, student_weight, target, shift_labels, reduction, ignore_index, temperature,
                                                eps, accum_dtype)
 

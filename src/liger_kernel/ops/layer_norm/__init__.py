@@ -5,6 +5,7 @@ import math
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import first_derivative_only
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
@@ -92,7 +93,7 @@ class LigerLayerNorm(torch.nn.Module):
     Takes the place of `torch.nn.LayerNorm(hidden_size, eps=...)` over one dimension. There is a bias in any case, as in the
     reference package: random normal values with `bias=True`, zeros otherwise. `forward` needs only the attributes weight, bias
     (both may be None) and variance_epsilon, so that it can be bound to another library's norm. `impl`, `mode` and `backend`
-    are kept and printed; which kernel runs depends on the tensors' device alone.
+    choose an implementation as in :mod:`liger_kernel.functional`.
 
     Args:
         hidden_size: H, or a tuple of that one number.
@@ -132,6 +133,11 @@ class LigerLayerNorm(torch.nn.Module):
         self.impl = name
 
     def forward(self, hidden_states):
+        impl, mode = getattr(self, "impl", None), getattr(self, "mode", None)
+        if registry.choosing or impl is not None or mode is not None:
+            other = third_party("layer_norm", hidden_states, impl, mode)
+            if other is not None:
+                return other(hidden_states, self.weight, self.bias, self.variance_epsilon)
         return LigerLayerNormFunction.apply(hidden_states, self.weight, self.bias, self.variance_epsilon)
 
     def extra_repr(self):

@@ -5,6 +5,7 @@ The functions here are named by where a pair's channels lie in a head and in a t
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import first_derivative_only
 from liger_kernel.core.sharded import Layout
 from liger_kernel.core.tensors import gather_dtensor, unit_stride
@@ -196,6 +197,10 @@ def liger_rope(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=No
 def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
     """Stands in for transformers' `apply_rotary_pos_emb` with half-split channels; cos narrower than the head turns only its first
     channels. See :func:`rope`."""
+    if registry.choosing and (other := third_party("rope", q)) is not None:
+        if isinstance(position_ids, int):
+            position_ids, unsqueeze_dim = None, position_ids
+        return other(q, k, cos, sin, position_ids, unsqueeze_dim, *(() if rotary_dim is None else (rotary_dim,)))
     return LigerRopeFunction.apply(q, k, cos, sin, position_ids, unsqueeze_dim, rotary_dim)
 
 

@@ -22,7 +22,8 @@ MODELS = (
               {"Llama4TextRMSNorm": Norm(eps="eps"), "Llama4TextL2Norm": WITHOUT_WEIGHT}, {"Llama4TextMLP": Glu()}, _COMPLEX,
               head=dict(_CONDITIONAL, backbone="hidden_states", head="language_model.lm_head"),
               heads={"Llama4ForCausalLM": Head("llama4")},
-              left={"Llama4TextExperts": "its tokens come sorted, and all experts get as many", "Llama4VisionMLP": NO_PLAIN_MLP},
+              left={"Llama4TextExperts": "its tokens come sorted, and all experts get as many", "Llama4VisionMLP": NO_PLAIN_MLP,
+                    "Llama4VisionPixelShuffleMLP": "only moves pixels before an MLP without a gate"},
               types=("llama4_text",), kinds=_KINDS, rejects_with=ValueError,
               tiny=dict(head_dim=16, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=80, moe_layers=[1], image=dict(
                   vision_config=dict(_TILES, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, vision_output_dim=64,

@@ -16,6 +16,6 @@ MODELS = (
               kinds=("ForConditionalGeneration", "Model"), left={"InternVLVisionMLP": NO_PLAIN_MLP},
               tiny={"model_type": "qwen2", "image": dict(vision_config={**_VISION, "use_qk_norm": True}, image_token_id=999, tokens=4)}),
     image_row("smolvlm", "SmolVLM", (*_LOSSES, *_NORMS, *_TAIL), kinds=("ForConditionalGeneration", "Model"),
-              left={"SmolVLMVisionMLP": NO_PLAIN_MLP},
+              left={"SmolVLMVisionMLP": NO_PLAIN_MLP, "SmolVLMSimpleMLP": "a single linear layer"},
               tiny={**_TINY, "image": dict(vision_config=_VISION, image_token_id=999, scale_factor=2, tokens=4)}),
 )
