@@ -1,13 +1,15 @@
 """Models without a row, by structure: what is the same is replaced, what is not stays."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
 import torch
 
-from liger_kernel.patch import compare, patch_model, structure, tiny, unpatch
+from liger_kernel.patch import compare, modules, patch_model, structure, tiny, unpatch
 from liger_kernel.patch.models import by_type
+from liger_kernel.patch.specs import GatedNorm, Norm
 from liger_kernel.transformers import monkey_patch
 
 CHANGES = {
@@ -67,16 +69,39 @@ def test_agrees_with_the_tables(name, like):
     """On families that have a row, the probe finds what the row says."""
     model, row = tiny.causal_lm(name), by_type()[name]
     found = structure.row_of(model)
-    assert found.norms and {(spec.casting_mode, spec.offset) for spec in found.norms.values()} == {like}
+    assert found.norms and {(spec.casting_mode, spec.offset) for spec in found.norms.values() if isinstance(spec, Norm)} == {like}
+    assert all(spec == row.norms[name] for name, spec in found.norms.items() if isinstance(spec, GatedNorm))
     assert set(found.norms) <= set(row.norms)
     assert {n: spec.replacement.load().forward for n, spec in found.mlps.items()}.keys() <= row.mlps.keys()
     assert found.ropes in ({}, row.ropes)
 
 
+@pytest.mark.parametrize("name, options, found", [
+    ("mamba2.MambaRMSNormGated", {}, (False, "llama")), ("kimi_linear.KimiLinearRMSNormGated", {}, (True, "gemma")),
+    ("zamba2.Zamba2RMSNormGated", dict(group_size=16), (False, "llama")), ("olmo_hybrid.OlmoHybridRMSNormGated", {}, (True, "llama")),
+    ("qwen4_exp.Qwen4ExpTextRMSNormGated", dict(activation="sigmoid"), (True, "llama")),
+])
+def test_gated_norms(name, options, found):
+    """Either order, groups, the module's own activation; another activation is none of ours."""
+    home, _, cls = name.partition(".")
+    cls = getattr(pytest.importorskip(f"transformers.models.{home}.modeling_{home}"), cls)
+    if "group_size" in inspect.signature(cls).parameters:
+        options = {"group_size": 64, **options}
+    module, x, gate = cls(64, eps=1e-5, **options), torch.randn(2, 3, 64), torch.randn(2, 3, 64)
+    spec, want = structure._gated_norm_of(module), module(x, gate)
+    assert (spec.norm_before_gate, spec.casting_mode) == found and modules.mismatch(spec, module) is None
+    assert modules.patch_layer(spec, module) and not modules.patch_layer(spec, module)
+    torch.testing.assert_close(module(x, gate), want)
+    if hasattr(module, "activation"):
+        other = cls(64, **options)
+        other.activation = "gelu"
+        assert structure._gated_norm_of(other) is None and modules.mismatch(spec, other)
+
+
 def test_nothing_alike():
-    """A gated norm, an MLP with multipliers, a norm with another rule: left."""
+    """An MLP with multipliers, a norm with another rule: left."""
     falcon = structure.row_of(tiny.causal_lm("falcon_h1"))
-    assert "FalconH1RMSNormGated" not in falcon.norms and not falcon.mlps and not falcon.heads
+    assert not falcon.mlps and not falcon.heads
     blt = __import__("transformers.models.blt.modeling_blt", fromlist=["x"])
     assert structure._rope_of(blt.apply_rotary_pos_emb) != structure._ROPES[0]  # H's text over another rotate_half
 

@@ -32,6 +32,7 @@ from liger_kernel.ops.layer_norm import layer_norm
 from liger_kernel.ops.poly_norm import liger_poly_norm
 from liger_kernel.ops.relu_squared import liger_relu_squared
 from liger_kernel.ops.rms_norm import LigerRMSNorm, LigerRMSNormFunction, rms_norm
+from liger_kernel.ops.rms_norm_gated import liger_rms_norm_gated
 from liger_kernel.ops.rope import rope
 from liger_kernel.ops.selective_log_softmax import selective_log_softmax
 from liger_kernel.ops.softmax import liger_softmax
@@ -71,6 +72,9 @@ def preference(loss):
 OPS = {
     "rms_norm": (rms_norm, [(ROWS, HIDDEN), (HIDDEN,)]),
     "fused_add_rms_norm": (lambda x, r, w: torch.stack(fused_add_rms_norm(x, r, w)), [(ROWS, HIDDEN), (ROWS, HIDDEN), (HIDDEN,)]),
+    "rms_norm_gated": (liger_rms_norm_gated, [(ROWS, HIDDEN), (ROWS, HIDDEN), (HIDDEN,)]),
+    "rms_norm_gated:gate first": (
+        lambda x, gate, w: liger_rms_norm_gated(x, gate, w, norm_before_gate=False, group_size=4), [(ROWS, HIDDEN)] * 2 + [(HIDDEN,)]),
     "layer_norm": (layer_norm, [(ROWS, HIDDEN), (HIDDEN,), (HIDDEN,)]),
     "poly_norm": (liger_poly_norm, [(ROWS, HIDDEN), (3,), (1,)]),
     "relu_squared": (liger_relu_squared, [(ROWS, HIDDEN)]),

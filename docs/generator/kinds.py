@@ -1,15 +1,19 @@
 """The kinds of results files, told apart by their keys: what a page says, in the words of the command that measured, and its pictures."""
 
+import re
 import typing
 
 from generator import bench
 from generator.text import cell, table
+from liger_kernel.cli import models
 from liger_kernel.cli.bench import plots as bench_plots
 from liger_kernel.cli.convergence import report as convergence
 from liger_kernel.cli.demo import report as demo
 from liger_kernel.cli.memory import report as memory
 from liger_kernel.cli.profile import report as profile
 from liger_kernel.cli.step import report as step
+
+MARKUP = re.compile(r"\[/?[a-z]*\]")  # of the terminal
 
 
 class Kind(typing.NamedTuple):
@@ -77,6 +81,12 @@ def numerics_page(document, images, link):
     return [f"**{numerics.verdict(document)[1]}**", *shown(images), table(head, lines, "lllrrrrl")]
 
 
+def models_page(document, images, link):
+    return ["Largest differences, relative: in fp32 to the unpatched model; in bf16 to that model in fp32, and the unpatched bf16 model's "
+            "own difference to it.",
+            table(models.HEAD, ([cell(MARKUP.sub("", text)) for text in models.cells(row)] for row in document["models"]), "lllrrrrrr")]
+
+
 def numbers_page(document, images, link):
     """Of a file of no known kind: its scalars, and a table of every list of records."""
     known = {"date", "device", "environment", "commit", "rounds", "against", "against_commit", "note"}
@@ -135,6 +145,7 @@ KINDS = {
     "convergence": Kind(("arms", "limit"), convergence_page,
                         lambda document: {"losses": "loss.png", "gradient norm, speed, memory": "steps.png"}, draw_convergence),
     "numerics": Kind(("results", "modules"), numerics_page, lambda document: {"parts of the bounds": "numerics.png"}, draw_numerics),
+    "models": Kind(("models",), models_page),
     "demo": Kind(("found", "settings"), demo_page, lambda document: {"loss": "losses.png", "time by part": "parts.png"}, draw_demo),
     "numbers": Kind((), numbers_page),
 }

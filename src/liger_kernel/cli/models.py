@@ -37,7 +37,11 @@ def measure(model_type, device="cpu"):
     )
 
 
-def _cells(result):
+HEAD = ("model type", "replaced", "left, and why", "fp32 logits", "loss", "gradients", "bf16 logits", "loss", "gradients")
+
+
+def cells(result):
+    """A row of the table as strings."""
     if "error" in result:
         return [result["model_type"], f"[red]{result['error']}[/]", *[""] * 7]
     fp32, bf16, eager = result["fp32"], result["bf16"], result["bf16_unpatched"]
@@ -69,18 +73,17 @@ def run(types, device="cpu", json_path=None):
         return 2
     results = []
     table = Table(
-        "model type", "replaced", "left, and why", "fp32 logits", "loss", "gradients", "bf16 logits", "loss", "gradients",
-        title=f"tiny random models on {device}, transformers {transformers.__version__}", title_justify="left",
+        *HEAD, title=f"tiny random models on {device}, transformers {transformers.__version__}", title_justify="left",
         caption="Largest differences, relative: in fp32 to the unpatched model; in bf16 to that model in fp32 (and the unpatched\n"
                 "bf16 model's own difference to it).", caption_justify="left")
     with console.status("") as status:
         for model_type in types or by_type():
             status.update(model_type)
             results.append(measure(model_type, device))
-            table.add_row(*_cells(results[-1]))
+            table.add_row(*cells(results[-1]))
     console.print(table)
     if json_path is not None:
-        found = dict(transformers=transformers.__version__, device=device, commit=record.commit(record.PACKAGE), models=results)
+        found = record.document(device, models=results)
         pathlib.Path(json_path).write_text(json.dumps(found, indent=1) + "\n")
     failed = [r["model_type"] for r in results if "error" in r or max(r["fp32"].values()) > FAR]
     verdict = f"[red]failed: {', '.join(failed)}[/]" if failed else "every row is inside the bound"

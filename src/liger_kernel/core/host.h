@@ -52,7 +52,7 @@ class Host {
   explicit Host(Machine machine, void* stream = nullptr) : machine(machine), stream(stream) {}
   virtual ~Host() = default;
 
-  // CPU: splits [0, n) over the threads; a thread gets at least `grain` items.
+  // CPU: splits [0, n) over the threads; a thread gets at least `grain` items. CUDA: body(0, n) on the caller.
   virtual void parallel_for(int64_t n, int64_t grain, RangeBody body) const = 0;
   virtual int threads() const = 0;
   // Memory on the machine's device.

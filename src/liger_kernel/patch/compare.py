@@ -84,6 +84,7 @@ def mended(model):
             del Output.image_outputs
 
 
+@torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # images pass a convolution, whose gradients TF32 rounds to 1e-4
 def run(model, **given):
     """A :class:`Run` of `model` in training mode. Without a head, hidden states count as logits and a fixed projection as loss."""
     model.train().zero_grad(set_to_none=True)

@@ -45,8 +45,6 @@ FUSED_GATE_UP = Glu(Replacement("swiglu", "LigerPhi3SwiGLUMLP"))
 VISION_MLP = Glu(rename=False)  # built with (config, bias)
 NO_PLAIN_MLP = "no op yet for MLPs without a gate"
 
-NO_GATED_NORM = "no op yet for gated norms"
-
 
 def decoder(name, prefix, norm=ROUND_THEN_SCALE, mlp=Glu(), ropes=HALF_ROPE, parameters=SWIGLU_PARAMETERS, *, norms=None, mlps=None,
             head=None, heads=None, **others):

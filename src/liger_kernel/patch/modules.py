@@ -9,7 +9,7 @@ import types
 import torch
 
 from liger_kernel.patch import journal
-from liger_kernel.patch.specs import ACTIVATIONS, Glu, LayerNorm, Norm, ReLUSquared, Replacement
+from liger_kernel.patch.specs import ACTIVATIONS, GatedNorm, Glu, LayerNorm, Norm, ReLUSquared, Replacement
 from liger_kernel.transformers import functional
 
 # --- pickle: torch.save(model), processes that are spawned, deepcopy ------------------------------------------------------------
@@ -176,6 +176,9 @@ def mismatch(spec, module):
     """Why `module` does not compute what `spec` says its class does, or None."""
     if (getattr(module.__dict__.get("forward"), "__module__", None) or "").startswith("transformers.distributed."):
         return "transformers' tensor or expert parallelism works in its forward"
+    if isinstance(spec, GatedNorm):
+        name = getattr(module, "activation", "silu")
+        return None if name in ("silu", "swish", "sigmoid") else f"its activation is {name}"
     if isinstance(spec, LayerNorm):
         count = len(getattr(module, "normalized_shape", (1,)))
         return None if count == 1 else f"it normalises {count} dimensions together"
@@ -236,6 +239,30 @@ def _(spec: Norm, cls, ours):
     if spec.eps != "variance_epsilon":
         attributes["variance_epsilon"] = property(lambda self, eps=spec.eps: getattr(self, eps))
     return attributes
+
+
+def _group_size(spec, module):
+    """Columns that the gated norm `module` normalises together, or None for all."""
+    return module.weight.shape[0] // getattr(module, spec.groups) if spec.groups else getattr(module, "group_size", None)
+
+
+@patch_layer.register
+def _(spec: GatedNorm, module):
+    cls, changed = spec.replacement.load(), []
+    for inner in _wrapped_by_peft(module):
+        order = inner.norm_before_gate if spec.norm_before_gate is None else spec.norm_before_gate
+        changed.append(_adopt(
+            inner, cls, norm_before_gate=order, casting_mode=spec.casting_mode, group_size=_group_size(spec, inner),
+            activation=getattr(inner, "activation", "silu"),
+            variance_epsilon=getattr(inner, "variance_epsilon", getattr(inner, "eps", None))))
+    return any(changed)
+
+
+@class_attributes.register
+def _(spec: GatedNorm, cls, ours):
+    attributes = dict(forward=_choosing(cls, spec, ours.forward), extra_repr=ours.extra_repr, _get_name=_named(ours), activation="silu",
+                      casting_mode=spec.casting_mode, group_size=property(lambda self: _group_size(spec, self)) if spec.groups else None)
+    return attributes if spec.norm_before_gate is None else {**attributes, "norm_before_gate": spec.norm_before_gate}
 
 
 @patch_layer.register

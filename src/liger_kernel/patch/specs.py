@@ -41,6 +41,19 @@ class Norm:
 
 
 @dataclasses.dataclass(frozen=True)
+class GatedNorm:
+    """An RMSNorm class whose forward takes a gate; its modules get our forward, as their constructors differ. Their own `activation` (SiLU
+    without one) and `group_size` count; modules with an activation that we do not have are left alone."""
+
+    flag: typing.ClassVar = "rms_norm"
+    replacement: Replacement = Replacement("rms_norm_gated", "LigerRMSNormGated")
+    norm_before_gate: bool | None = True  # None: the module's own attribute
+    casting_mode: str = "llama"
+    groups: str | None = None  # the attribute that counts groups, in classes without `group_size`
+    rename: typing.ClassVar = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Glu:
     """A gated MLP class; modules with another activation than `activation` are left alone."""
 
@@ -96,7 +109,7 @@ class Model:
 
     name: str  # apply_liger_kernel_to_<name>
     parameters: tuple = ()
-    norms: dict = dataclasses.field(default_factory=dict)  # class name -> Norm or LayerNorm
+    norms: dict = dataclasses.field(default_factory=dict)  # class name -> Norm, GatedNorm or LayerNorm
     mlps: dict = dataclasses.field(default_factory=dict)  # class name -> Glu or ReLUSquared
     ropes: dict = dataclasses.field(default_factory=dict)  # function name -> Replacement
     heads: dict = dataclasses.field(default_factory=dict)  # class name -> Head

@@ -18,10 +18,11 @@ from liger_kernel.patch import causal_lm, engine, journal
 from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import FUSED_GATE_UP, SCALE_THEN_ROUND, SWIGLU_PARAMETERS, around_one, with_layer_norm
 from liger_kernel.patch.models import by_type
-from liger_kernel.patch.specs import Glu, Head, Model, Norm, Replacement
+from liger_kernel.patch.specs import GatedNorm, Glu, Head, Model, Norm, Replacement
 
 _WIDTH = 8
 _NORMS = (Norm(in_place=False), SCALE_THEN_ROUND, around_one("LigerRMSNormForQwen3Next"))
+_GATED_NORMS = tuple(GatedNorm(norm_before_gate=first, casting_mode=mode) for first in (True, False) for mode in ("llama", "gemma"))
 _MLPS = (Glu(), FUSED_GATE_UP, Glu(Replacement("geglu", "LigerGEGLUMLP"), "gelu_tanh"))
 _ROPES = tuple(Replacement("rope", f"liger_rotary_pos_emb{kind}") for kind in ("", "_interleaved", "_interleaved_table"))
 _LIKE = (("llama", "LlamaForCausalLM", False), ("qwen3_moe", "Qwen3MoeForCausalLM", True))  # forwards of heads, with a router's loss
@@ -75,11 +76,11 @@ def row_of(model):
         cls = type(module)
         if _modeling(cls) != home:
             continue
-        spec = _norm_of(module) or _mlp_of(module) or _experts_of(module)
+        spec = _norm_of(module) or _gated_norm_of(module) or _mlp_of(module) or _experts_of(module)
         layers[cls.__name__] = spec if layers.setdefault(cls.__name__, spec) == spec else None
         if spec is None and cls.__name__ not in heads:
             heads[cls.__name__] = head_of(cls, home)
-    norms, mlps = ({n: spec for n, spec in layers.items() if isinstance(spec, kind)} for kind in (Norm, Glu))
+    norms, mlps = ({n: spec for n, spec in layers.items() if isinstance(spec, kind)} for kind in ((Norm, GatedNorm), Glu))
     function = getattr(sys.modules[f"transformers.models.{home}.modeling_{home}"], "apply_rotary_pos_emb", None)
     rope = _rope_of(function) if inspect.isfunction(function) else None
     return Model(f"{home} (by structure)", with_layer_norm(SWIGLU_PARAMETERS), norms, mlps,
@@ -156,6 +157,33 @@ def _norm_of(module):
     if not candidates or rounded is None:
         return None
     # Those that agree in fp32 differ in where they round: by an ulp in a third of all elements.
+    return min(candidates, key=lambda spec: (of(spec, torch.bfloat16)[0] != rounded[0]).sum().item())
+
+
+def _gated_norm_of(module):
+    """How the RMSNorm with a gate `module` computes, or None."""
+    if module._modules or module._buffers or list(module._parameters) != ["weight"] or module.weight.dim() != 1:
+        return None
+    eps, activation = getattr(module, "variance_epsilon", getattr(module, "eps", None)), getattr(module, "activation", "silu")
+    if not isinstance(eps, float) or len(inspect.signature(type(module).forward).parameters) != 3:
+        return None
+    group_size = _WIDTH // 2 if getattr(module, "group_size", None) else None
+    inputs = torch.cat([_random(4, _WIDTH, seed=1), 1e-3 * _random(4, _WIDTH, seed=2)]), 2 * _random(8, _WIDTH, seed=4)
+
+    def of(spec, dtype):
+        small = _small(module, {"weight": _random(_WIDTH, seed=3, dtype=dtype)})
+        small.__dict__.update(group_size=group_size)
+        forward = type(module).forward
+        if spec is not None:
+            small.__dict__.update(norm_before_gate=spec.norm_before_gate, casting_mode=spec.casting_mode, activation=activation,
+                                  variance_epsilon=eps)
+            forward = spec.replacement.load().forward
+        return _results(functools.partial(forward, small), [t.to(dtype) for t in inputs], [small.weight])
+
+    exact, rounded = of(None, torch.float32), of(None, torch.bfloat16)
+    candidates = [spec for spec in _GATED_NORMS if _same(of(spec, torch.float32), exact)]
+    if not candidates or rounded is None:
+        return None
     return min(candidates, key=lambda spec: (of(spec, torch.bfloat16)[0] != rounded[0]).sum().item())
 
 

@@ -32,6 +32,7 @@ _HOME = {
     "LigerQwen2VLMRopeFunction": "qwen2vl_mrope", "liger_qwen2vl_mrope": "qwen2vl_mrope",
     "LigerReLUSquaredFunction": "relu_squared", "liger_relu_squared": "relu_squared",
     "LigerRMSNormFunction": "rms_norm",
+    "LigerRMSNormGatedFunction": "rms_norm_gated", "liger_rms_norm_gated": "rms_norm_gated",
     "LigerRopeFunction": "rope", "liger_rope": "rope",
     "LigerSiLUMulFunction": "swiglu", "liger_swiglu": "swiglu",
     "LigerSoftmaxFunction": "softmax", "liger_softmax": "softmax",

@@ -1,9 +1,10 @@
 // A row in the registers of those who work on it, and what they exchange. See core/held_row.h.
 //
-//   RowTeam   the threads on one row: a warp, a block, or the blocks of a cluster (SM 9.0). reduce() has one barrier.
+//   RowTeam   the threads on one row: a warp, a block, or the blocks of a cluster (SM 9.0). reduce() waits once.
 //   RowSlice  the part of a row that this block takes: whole vectors between 16-byte boundaries, and at most one single element a
 //             thread of those before the first and after the last boundary.
 #pragma once
+#include <liger_kernel/core/cuda/clusters.h>
 #include <liger_kernel/core/cuda/gated.cuh>
 #include <liger_kernel/core/cuda/ptx_sm90.cuh>
 #include <liger_kernel/core/held_row.h>
@@ -34,14 +35,24 @@ __device__ __forceinline__ float2 warp_combine(float2 v, Combine combine) {
 
 template <int kCluster>
 struct RowInbox {
-  float2 entries[2][kCluster * kMaxRowWarps];  // in turn: whoever writes the third has passed the barrier of the second
+  float2 entries[2][kCluster * kMaxRowWarps];  // in turn: a block sends into the first again only when all have read it, since it
+                                               // needs everyone's message in the second before
+  alignas(8) uint64_t arrived[2];              // clusters: count the bytes of each
 };
 
 template <int kCluster>
 class RowTeam {
  public:
   __device__ explicit RowTeam(RowInbox<kCluster>& inbox) : inbox_(inbox) {
-    if constexpr (kCluster > 1) cluster_arrive();
+    if constexpr (kCluster > 1) {
+      if (threadIdx.x == 0) {
+        barrier_init(&inbox.arrived[0], 1);
+        barrier_init(&inbox.arrived[1], 1);
+        fence_barrier_init();
+      }
+      __syncthreads();
+      cluster_arrive();
+    }
   }
   __device__ int rank() const {
     if constexpr (kCluster > 1) return static_cast<int>(cluster_rank());
@@ -50,29 +61,29 @@ class RowTeam {
   __device__ int64_t first_row() const { return int64_t{blockIdx.x / kCluster} * blockDim.y + threadIdx.y; }
   __device__ int64_t row_step() const { return int64_t{gridDim.x / kCluster} * blockDim.y; }
 
-  // Every thread gets the combination over the team; all blocks and warps combine in the same order.
+  // Every thread gets the combination over the team; all blocks and warps combine in the same order. In a cluster every warp sends
+  // its value to all blocks, whose barriers count the bytes: no cluster barrier after the first.
   template <class Combine>
   __device__ __forceinline__ float2 reduce(float2 v, Combine combine) {
     v = warp_combine(v, combine);
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (kCluster == 1 && warps == 1) return v;
-    float2* box = inbox_.entries[turn_];
-    turn_ ^= 1;
+    const int entries = kCluster * warps;
+    float2* box = inbox_.entries[turn_ & 1];
     if constexpr (kCluster > 1) {
-      if (!peers_started_) cluster_wait();  // before that, a peer's memory may not be written
-      peers_started_ = true;
+      uint64_t* barrier = &inbox_.arrived[turn_ & 1];
+      if (turn_ == 0) cluster_wait();  // before that, a peer's memory may not be written
+      if (threadIdx.x == 0) barrier_expect(barrier, entries * static_cast<int>(sizeof(float2)));
       if (lane < kCluster) {
-        const uint32_t place = in_peer(shared_address(&box[rank() * warps + warp]), lane);
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place), "f"(v.x), "f"(v.y) : "memory");
+        store_async(in_peer(shared_address(&box[rank() * warps + warp]), lane), v, in_peer(shared_address(barrier), lane));
       }
       __syncwarp();
-      cluster_arrive();
-      cluster_wait();
+      barrier_wait(barrier, (turn_ >> 1) & 1);
     } else {
       if (lane == 0) box[warp] = v;
       __syncthreads();
     }
-    const int entries = kCluster * warps;
+    ++turn_;
     v = lane < entries ? box[lane] : Combine::identity();
     for (int i = lane + 32; i < entries; i += 32) v = combine(v, box[i]);
     return warp_combine(v, combine);
@@ -80,8 +91,7 @@ class RowTeam {
 
  private:
   RowInbox<kCluster>& inbox_;
-  int turn_ = 0;
-  bool peers_started_ = false;
+  uint32_t turn_ = 0;
 };
 
 // Of what is read again and again: it may stay in the caches.
@@ -118,10 +128,15 @@ struct RowSlice {
   int64_t single;        // column of this thread's element outside the vectors, or -1
 };
 
-// The launch of a kernel of a HeldRowPlan; `kernel` takes (args, vectors of a slice).
+// The launch of a kernel of a HeldRowPlan; `kernel` takes (args, vectors of a slice). Clusters are persistent: to start one costs more
+// than a row.
 template <class Args>
 void launch_row(void (*kernel)(Args, int64_t), const Args& a, const HeldRowPlan& p, const Host& host, const char* op) {
-  const int64_t groups = std::min<int64_t>((a.rows + p.rows_per_block - 1) / p.rows_per_block, 0x7fffffff / kMaxRowCluster);
+  int64_t groups = std::min<int64_t>((a.rows + p.rows_per_block - 1) / p.rows_per_block, 0x7fffffff / kMaxRowCluster);
+  if (p.cluster > 1) {
+    const auto address = reinterpret_cast<const void*>(kernel);
+    groups = std::min<int64_t>(groups, std::max(1, resident_clusters(address, p.cluster, p.threads, 0, host.machine, op)));
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(p.cluster), 1, 1};

@@ -47,10 +47,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
   }
 }
 
-// 16 bytes into a peer's shared memory; they count on the peer's barrier. Both addresses as of in_peer().
+// 16 or 8 bytes into a peer's shared memory; they count on the peer's barrier. Both addresses as of in_peer().
 __device__ __forceinline__ void store_async(uint32_t address, float4 v, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address), "f"(v.x),
                "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void store_async(uint32_t address, float2 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address), "f"(v.x), "f"(v.y),
+               "r"(barrier)
                : "memory");
 }
 

@@ -8,11 +8,12 @@
 //   memory, where its own gradient may already stand.
 // * The part in shared memory comes by bulk copy, asked for one row ahead.
 // * Rows of any alignment: the vectors are a row's aligned middle; each of the few elements before and after it has a thread.
-#include <map>
 #include <mutex>
-#include <tuple>
+#include <set>
+#include <utility>
 
 #include <liger_kernel/core/cuda/block_reduce.cuh>
+#include <liger_kernel/core/cuda/clusters.h>
 #include <liger_kernel/core/cuda/overlap.cuh>
 #include <liger_kernel/ops/cross_entropy/plan.h>
 #include <liger_kernel/core/cuda/ptx_sm90.cuh>
@@ -263,42 +264,24 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   if (!peers_ready) cluster_wait();
 }
 
-// Clusters that fit on the device at once; 0 when none does. Asked once per kernel, size and device.
-int resident_clusters(const void* kernel, const Layout& layout, int shared_bytes, const Machine& machine) {
+// Lets the kernel use all dynamic shared memory of the device; once per kernel and device.
+void allow_shared(const void* kernel, const Machine& machine) {
   static std::mutex mutex;
-  static std::map<std::tuple<const void*, int, int>, int> known;
+  static std::set<std::pair<const void*, int>> done;
   const std::lock_guard lock(mutex);
-  const auto [place, is_new] = known.try_emplace({kernel, shared_bytes, machine.device}, 0);
-  if (!is_new) return place->second;
-  if (layout.shared) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(machine.shared_memory - kReservedShared)),
-               "cross_entropy", "asking for shared memory");
-  }
-  int count = 0;
-  if (layout.cluster == 1) {
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, layout.threads, shared_bytes), "cross_entropy", "occupancy");
-    count *= machine.multiprocessors;
-  } else {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(layout.cluster), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(layout.cluster * machine.multiprocessors);
-    config.blockDim = dim3(layout.threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "cross_entropy", "occupancy");
-  }
-  return place->second = count;
+  if (!done.insert({kernel, machine.device}).second) return;
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(machine.shared_memory - kReservedShared)),
+      "cross_entropy", "asking for shared memory");
 }
 
 template <class T, int kLayout, bool kAligned>
 bool launch(const ForwardArgs& a, const ReadOnce& plan, const Host& host) {
   constexpr Layout kThis = kLayouts[kLayout];
   const auto kernel = read_once<T, kLayout, kAligned>;
-  const int resident = resident_clusters(reinterpret_cast<const void*>(kernel), kThis, plan.shared_bytes, host.machine);
+  const auto address = reinterpret_cast<const void*>(kernel);
+  if (kThis.shared) allow_shared(address, host.machine);
+  const int resident = resident_clusters(address, kThis.cluster, kThis.threads, plan.shared_bytes, host.machine, "cross_entropy");
   if (resident < 1) return false;
   const int64_t most = kThis.persistent ? resident : 0x7fffffff / kThis.cluster;
   cudaLaunchAttribute attributes[2] = {};

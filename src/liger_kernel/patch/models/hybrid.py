@@ -4,7 +4,6 @@ from liger_kernel.patch.experts import EXPERTS
 from liger_kernel.patch.families import (
     HALF_ROPE,
     MOE_MLP,
-    NO_GATED_NORM,
     NO_PLAIN_MLP,
     SWIGLU_PARAMETERS,
     VISION_ROPE,
@@ -12,7 +11,7 @@ from liger_kernel.patch.families import (
     decoder,
     defaults,
 )
-from liger_kernel.patch.specs import Glu, Head, Replacement
+from liger_kernel.patch.specs import GatedNorm, Glu, Head, Replacement
 
 _NORM = around_one("LigerRMSNormForQwen3Next")
 _ROPES = {**HALF_ROPE, **VISION_ROPE}
@@ -27,21 +26,22 @@ _IMAGE = dict(
 
 MODELS = (
     decoder("qwen3_next", "Qwen3Next", _NORM, MOE_MLP, parameters=_PARAMETERS, mlps={"Qwen3NextExperts": EXPERTS},
-            head=dict(router_loss=True), left={"Qwen3NextRMSNormGated": NO_GATED_NORM},
+            norms={"Qwen3NextRMSNormGated": GatedNorm()}, head=dict(router_loss=True),
             accepts=("Qwen3NextForCausalLM", "Qwen3NextModel"), tiny={**_TINY, **_TINY_EXPERTS, "mlp_only_layers": [0]}),
     decoder("qwen3_5", "Qwen3_5", _NORM, MOE_MLP, _ROPES, _PARAMETERS,
+            norms={"Qwen3_5RMSNormGated": GatedNorm()},
             heads={"Qwen3_5ForConditionalGeneration": Head("qwen3_5", "lce_forward_for_multimodal")},
-            left={"Qwen3_5VisionMLP": NO_PLAIN_MLP, "Qwen3_5RMSNormGated": NO_GATED_NORM}, types=("qwen3_5_text",),
+            left={"Qwen3_5VisionMLP": NO_PLAIN_MLP}, types=("qwen3_5_text",),
             accepts=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5TextModel"), tiny={**_TINY, "image": _IMAGE}),
     decoder("qwen3_5_moe", "Qwen3_5Moe", _NORM, MOE_MLP, _ROPES, _PARAMETERS, mlps={"Qwen3_5MoeExperts": EXPERTS},
-            head=dict(router_loss=True), heads={"Qwen3_5MoeForConditionalGeneration": Head(
+            norms={"Qwen3_5MoeRMSNormGated": GatedNorm()}, head=dict(router_loss=True), heads={"Qwen3_5MoeForConditionalGeneration": Head(
                 "qwen3_5_moe", "lce_forward_conditional_generation", router_loss=True)},
-            left={"Qwen3_5MoeVisionMLP": NO_PLAIN_MLP, "Qwen3_5MoeRMSNormGated": NO_GATED_NORM},
+            left={"Qwen3_5MoeVisionMLP": NO_PLAIN_MLP},
             types=("qwen3_5_moe_text",),
             accepts=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeTextModel"),
             tiny={**_TINY, **_TINY_EXPERTS, "image": _IMAGE}),
     decoder("falcon_h1", "FalconH1", mlp=Glu(Replacement("swiglu", "LigerFalconH1SwiGLUMLP")), head=dict(scale="model.lm_head_multiplier"),
-            left={"FalconH1RMSNormGated": NO_GATED_NORM},
+            norms={"FalconH1RMSNormGated": GatedNorm(norm_before_gate=None, casting_mode="gemma", groups="n_groups")},
             tiny=dict(head_dim=16, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16,
                       mamba_chunk_size=8, lm_head_multiplier=0.5, mlp_multipliers=[0.7, 1.3])),
 )
