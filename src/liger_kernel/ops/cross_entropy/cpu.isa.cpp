@@ -128,10 +128,13 @@ int64_t find_largest(const T* logits, int64_t vocab, const Transform<kPlain>& tr
   return index;
 }
 
-// dlogit of columns [begin, end).
+constexpr int kAhead = 1024;  // bytes
+
+// dlogit of columns [begin, end). Lines of the gradient are fetched ahead, for writing, and those of the next row's logits with them
+// (`next`, or nullptr): a store to a line that is not in the cache holds up all later ones, and nothing else reads memory meanwhile.
 template <class T, bool kPlain, bool kWeighted>
 void write_gradient(const T* logits, T* grad, const float* weight, int64_t begin, int64_t end, const Transform<kPlain>& transform,
-                    const RowGradient& r) {
+                    const RowGradient& r, const T* next) {
   const auto dlogit = [&](F logit, F w) {
     const F x = transform(logit);
     F d = exp_nonpositive(x - r.top) * r.scale;
@@ -141,6 +144,10 @@ void write_gradient(const T* logits, T* grad, const float* weight, int64_t begin
   const auto weight_at = [&](int64_t j) { return kWeighted && weight ? load(weight + j) : set(1.f); };
   int64_t j = begin;
   for (; j + 2 * kLanes <= end; j += 2 * kLanes) {
+    for (int64_t line = 0; line < int64_t{2 * kLanes * sizeof(T)}; line += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(grad + j) + kAhead + line, 1);
+      if (next) __builtin_prefetch(reinterpret_cast<const char*>(next + j) + line, 0, 2);
+    }
     const F a = dlogit(load(logits + j), weight_at(j)), b = dlogit(load(logits + j + kLanes), weight_at(j + kLanes));
     store(a, grad + j), store(b, grad + j + kLanes);
   }
@@ -193,8 +200,9 @@ void forward_rows(const ForwardArgs& a, int64_t begin, int64_t end) {
     if (grad) {
       const float own = kPlain ? r.own() : r.own() * transform.slope(set(sums.target))[0];
       const RowGradient g = r.gradient();
-      write_gradient<T, kPlain, kWeighted>(logits, grad, a.class_weight, 0, y, transform, g);
-      write_gradient<T, kPlain, kWeighted>(logits, grad, a.class_weight, y + 1, a.vocab, transform, g);
+      const T* next = row + 1 < end ? logits + a.logits_stride : nullptr;
+      write_gradient<T, kPlain, kWeighted>(logits, grad, a.class_weight, 0, y, transform, g, next);
+      write_gradient<T, kPlain, kWeighted>(logits, grad, a.class_weight, y + 1, a.vocab, transform, g, next);
       grad[y] = narrow<T>(own);
     }
   }
