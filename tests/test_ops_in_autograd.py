@@ -222,6 +222,19 @@ class Launches(TorchDispatchMode):
         return result
 
 
+@every_op
+@pytest.mark.parametrize("device", devices())
+def test_one_meta_tensor(name, device):
+    """A weight that was never loaded among tensors with values is an error, never memory that nobody wrote."""
+    for i in range(len(OPS[name][1])):
+        tensors = leaves(name, device)
+        if len(tensors) == 1:
+            pytest.skip("one input")
+        tensors[i] = tensors[i].detach().to("meta").requires_grad_()
+        with pytest.raises(RuntimeError):
+            OPS[name][0](*tensors)
+
+
 @pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("name", ["rms_norm", "swiglu", "swiglu:packed", "geglu", "rope"])
 def test_a_call_is_one_launch(name, device):

@@ -495,3 +495,27 @@ def test_output_classes():
     for name in ("LigerNothingCausalLMOutputWithPast", "LigerNothing", "Nothing"):
         with pytest.raises(AttributeError, match=name):
             getattr(output_classes, name)
+
+
+def test_what_others_get_wrong():
+    """A capability that cannot be judged is one that is not there; the op goes on with ours."""
+    def theirs(*args):
+        raise AssertionError("must not be called")
+
+    def predicate():
+        raise OSError("no driver")
+
+    for name, capability in (("apart", backends.Capability(modules=["no_such_package.part"])),
+                             ("broken", backends.Capability(predicate=predicate))):
+        backends.register_impl("rms_norm", impl_name=name, preference_rank=0, capability=capability)(theirs)
+    assert {"apart", "broken"}.isdisjoint(backends.available_impls("rms_norm", "cpu"))
+    assert F.rms_norm(torch.ones(2, 4), torch.ones(4), 1e-6).shape == (2, 4)
+    with pytest.raises(TypeError, match="set_impl: got 3"):
+        backends.set_impl(3)
+
+
+def test_other_cross_entropy_must_return_four():
+    backends.register_impl("cross_entropy", impl_name="acme", preference_rank=90)(lambda *args: args[0].sum())
+    backends.set_impl("acme")
+    with pytest.raises(TypeError, match="cross_entropy: the chosen implementation returned Tensor"):
+        liger.LigerCrossEntropyLoss()(torch.ones(2, 4), torch.tensor([0, 1]))

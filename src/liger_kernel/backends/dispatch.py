@@ -34,8 +34,14 @@ class LigerImplFallbackWarning(UserWarning):
 
 
 def set_impl(name):
-    """Chooses an implementation for the whole process; None takes the choice back. The name is judged at the next call."""
+    """Chooses an implementation for the whole process; None takes the choice back. The name is judged at the next call of each op.
+
+    Raises:
+        TypeError: `name` is neither a string nor None.
+    """
     global _chosen
+    if not isinstance(name, str | None):
+        raise TypeError(f"set_impl: got {name!r}, expected the name of an implementation or None")
     _chosen = FULL_NAMES.get(name, name)
     registry.choosing = registry.choosing or name is not None
 

@@ -63,12 +63,21 @@ class Capability:
             capability = torch.cuda.get_device_capability(device)
             if self.min_cc and capability < tuple(self.min_cc) or self.max_cc and capability > tuple(self.max_cc):
                 return f"compute capability {capability} is not within {self.min_cc} to {self.max_cc}"
-        missing = [name for name in self.modules if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.modules if not _is_installed(name)]
         if missing:
             return f"it needs {', '.join(missing)}"
-        if self.predicate and not (self.predicate(device) if self._predicate_asks_device else self.predicate()):
-            return f"it does not run on {device.type}"
-        return None
+        try:
+            runs = self.predicate is None or (self.predicate(device) if self._predicate_asks_device else self.predicate())
+        except Exception as error:  # noqa: BLE001 - somebody else's code, which must not take down every call of the op
+            return f"its predicate raised {error!r}"
+        return None if runs else f"it does not run on {device.type}"
+
+
+def _is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it lies in
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

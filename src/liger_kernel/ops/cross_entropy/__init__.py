@@ -8,6 +8,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor, in_leaf, rows_apart
 from liger_kernel.ops.cross_entropy import labels
 
@@ -35,20 +36,20 @@ def _fake_rows(logits, want_z, want_hit, want_prediction):
     return new(True, torch.float32), new(want_z, torch.float32), new(want_hit, torch.float32), new(want_prediction, torch.int64)
 
 
-@torch.library.register_fake("liger_kernel::cross_entropy_forward")
+@register_fake("liger_kernel::cross_entropy_forward")
 def _(logits, target, class_weight, stats, row_scale, ignore_index, label_smoothing, lse_square_scale, softcap, logit_scale, mean,
       token_scaling, want_grad, want_z, want_hit, want_prediction):
     grad = logits.new_empty((logits.shape[0] if want_grad else 0, logits.shape[1]))
     return *_fake_rows(logits, want_z, want_hit, want_prediction), grad
 
 
-@torch.library.register_fake("liger_kernel::cross_entropy_forward_")
+@register_fake("liger_kernel::cross_entropy_forward_")
 def _(logits, target, class_weight, stats, row_scale, ignore_index, label_smoothing, lse_square_scale, softcap, logit_scale, mean,
       token_scaling, want_z, want_hit, want_prediction):
     return _fake_rows(logits, want_z, want_hit, want_prediction)
 
 
-@torch.library.register_fake("liger_kernel::cross_entropy_totals")
+@register_fake("liger_kernel::cross_entropy_totals")
 def _(loss, z_loss, hit, stats, like, want_z, want_hit):
     def new(wanted, dtype):
         return loss.new_empty(() if wanted else (0,), dtype=dtype)
@@ -56,12 +57,12 @@ def _(loss, z_loss, hit, stats, like, want_z, want_hit):
     return new(True, like.dtype), new(want_z, like.dtype), new(want_hit, torch.float32)
 
 
-@torch.library.register_fake("liger_kernel::cross_entropy_scale")
+@register_fake("liger_kernel::cross_entropy_scale")
 def _(grad, factor):
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::cross_entropy_scale_")
+@register_fake("liger_kernel::cross_entropy_scale_")
 def _(grad, factor):
     return None
 
@@ -235,6 +236,9 @@ class LigerCrossEntropyLoss(torch.nn.Module):
             wanted = self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
             results = other(_input, target, self.weight, self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction,
                             self.softcap, *wanted)
+            if not isinstance(results, tuple) or len(results) != 4:
+                raise TypeError(f"cross_entropy: the chosen implementation returned {type(results).__name__}, expected a tuple of loss, "
+                                "z-loss, token accuracy and predicted tokens")
             return CrossEntropyOutput(*results) if any(wanted) else results[0]
         return liger_cross_entropy(
             _input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction, label_smoothing=self.label_smoothing,

@@ -12,7 +12,7 @@ static_assert(sizeof(LabelStats) == 24);
 
 void check_target(const Tensor& target) {
   LIGER_CHECK(target.dim() == 1, "cross_entropy: target has ", target.dim(), " dimensions, expected [rows]");
-  LIGER_CHECK(target.scalar_type() == ScalarType::Long, "cross_entropy: target is not int64");
+  LIGER_CHECK(target.scalar_type() == ScalarType::Long, "cross_entropy: target is not int64; pass class indices, target.long()");
 }
 
 void check_stats(const Tensor& stats) {
@@ -55,7 +55,8 @@ Outputs run(const Tensor& logits, const Tensor& target, const std::optional<Tens
   check_rows("cross_entropy", "logits", logits);
   check_target(target);
   const int64_t rows = logits.size(0), vocab = logits.size(1);
-  LIGER_CHECK(target.size(0) == rows, "cross_entropy: target has ", target.size(0), " elements, logits has ", rows, " rows");
+  LIGER_CHECK(target.size(0) == rows, "cross_entropy: target has ", target.size(0), " elements, logits has ", rows,
+              " rows; pass one label a row");
   check_class_weight(class_weight, vocab);
   check_devices("cross_entropy", logits, target, stats);
   if (class_weight) check_devices("cross_entropy", logits, *class_weight);

@@ -5,18 +5,19 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerDyTFunction"]
 
 
-@torch.library.register_fake("liger_kernel::dyt_forward")
+@register_fake("liger_kernel::dyt_forward")
 def _(x, alpha, gamma, beta):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::dyt_backward")
+@register_fake("liger_kernel::dyt_backward")
 def _(dy, x, alpha, gamma, beta, want_dx, want_dalpha, want_dgamma, want_dbeta):
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format) if want_dx else dy.new_empty((0,))
     like_beta, cols = gamma if beta is None else beta, gamma.shape[0]

@@ -7,6 +7,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
@@ -16,13 +17,13 @@ EXPORTS = ["LigerFusedAddRMSNormFunction", "fused_add_rms_norm_forward", "fused_
 ROUNDING = {"llama": 0, "gemma": 1, "none": -1, 0: 0, 1: 1, -1: -1}
 
 
-@torch.library.register_fake("liger_kernel::fused_add_rms_norm_forward")
+@register_fake("liger_kernel::fused_add_rms_norm_forward")
 def _(x, residual, weight, eps, weight_offset, rounding):
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     return y, torch.empty_like(y), x.new_empty((math.prod(x.shape[:-1]),), dtype=torch.float32)
 
 
-@torch.library.register_fake("liger_kernel::fused_add_rms_norm_backward")
+@register_fake("liger_kernel::fused_add_rms_norm_backward")
 def _(dy, ds, s, weight, rstd, weight_offset, rounding, want_dx, want_dw):
     dx = s.new_empty(s.shape if want_dx else (0,))
     return dx, (s if weight is None else weight).new_empty((s.shape[-1] if want_dw else 0,))

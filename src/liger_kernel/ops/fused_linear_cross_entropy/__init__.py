@@ -5,6 +5,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import CrossEntropyOutput, check_class_weight, check_flags, check_loss_options, labels
 
@@ -17,7 +18,7 @@ _SUMS = (None, torch.float32, torch.bfloat16, torch.float16)
 _MODES = {None, "default", "standard", "static_persistent", "multi_wave_cached", "chunked"}
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_cross_entropy_forward")
+@register_fake("liger_kernel::fused_linear_cross_entropy_forward")
 def _(x, weight, target, bias, class_weight, stats, row_scale, valid_rows, logits_bytes, chunk_mem, ignore_index, label_smoothing,
       lse_square_scale, softcap, logit_scale, mean, token_scaling, want_z, want_hit, want_prediction, want_dx, want_dw, want_db, dw_fp32,
       low_accumulation):

@@ -25,7 +25,7 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& target, const st
   check_devices(kOp, x, weight, target, stats);
   LIGER_CHECK(target.dim() == 1 && target.size(0) == x.size(0), kOp, ": target has ", target.numel(), " elements, x has ", x.size(0),
               " rows");
-  LIGER_CHECK(target.scalar_type() == ScalarType::Long, kOp, ": target is not int64");
+  LIGER_CHECK(target.scalar_type() == ScalarType::Long, kOp, ": target is not int64; pass class indices, target.long()");
   LIGER_CHECK(stats.scalar_type() == ScalarType::Int && stats.numel() * 4 == int64_t{sizeof(LabelStats)} && stats.is_contiguous(), kOp,
               ": stats is not what cross_entropy_label_stats returns");
   check_vector(x, bias, "bias", weight.size(0), x.scalar_type(), "x's dtype");

@@ -6,6 +6,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_backward
@@ -18,7 +19,7 @@ _DIVERGENCES = {"jsd": 0, "cosine": 1, "probabilities": 2}
 _SUMS = (None, torch.float32, torch.bfloat16, torch.float16)
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_jsd_forward")
+@register_fake("liger_kernel::fused_linear_jsd_forward")
 def _(x, weight, bias, teacher, teacher_weight, teacher_bias, target, stats, valid_rows, logits_bytes, divergence, ignore_index, beta,
       temperature, eps, soft_scale, hard_scale, want_hard, want_dx, want_dw, want_db, dw_fp32):
     rows, vocab, hidden = x.shape[0], weight.shape[0], x.shape[1]

@@ -11,6 +11,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
 from liger_kernel.ops.cross_entropy import labels
 
@@ -48,12 +49,12 @@ def _fake_results(x, want_entropy, want_prediction):
     return new(True), new(True), new(True), new(want_entropy), new(want_prediction, torch.int64)
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_log_probs_forward")
+@register_fake("liger_kernel::fused_linear_log_probs_forward")
 def _(x, weight, target, bias, ignore_index, softcap, logit_scale, temperature, logits_bytes, want_entropy, want_prediction):
     return _fake_results(x, want_entropy, want_prediction)
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_log_probs_backward")
+@register_fake("liger_kernel::fused_linear_log_probs_backward")
 def _(x, weight, target, bias, logp, largest, log_sum, entropy, d_logp, d_entropy, d_lse, ignore_index, softcap, logit_scale, temperature,
       logits_bytes, want_dx, want_dw, want_db, dw_fp32):
     hidden, vocab = x.shape[1], weight.shape[0]
@@ -62,12 +63,12 @@ def _(x, weight, target, bias, logp, largest, log_sum, entropy, d_logp, d_entrop
             x.new_empty((vocab if want_db else 0,), dtype=torch.float32))
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_log_probs_chunk_forward_")
+@register_fake("liger_kernel::fused_linear_log_probs_chunk_forward_")
 def _(logits, x, weight, target, bias, ignore_index, softcap, logit_scale, temperature, want_entropy, want_prediction):
     return _fake_results(x, want_entropy, want_prediction)
 
 
-@torch.library.register_fake("liger_kernel::fused_linear_log_probs_chunk_backward_")
+@register_fake("liger_kernel::fused_linear_log_probs_chunk_backward_")
 def _(logits, dw, db, x, weight, target, logp, largest, log_sum, entropy, d_logp, d_entropy, d_lse, ignore_index, softcap, logit_scale,
       temperature, want_dx, add):
     return x.new_empty((x.shape[0] if want_dx else 0, x.shape[1]), dtype=torch.float32)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import gather_dtensor, has_values, unit_stride
 from liger_kernel.ops import swiglu as _swiglu  # registers what swiglu_packed_forward returns
 
@@ -14,30 +15,30 @@ EXPORTS = ["LigerFusedMoEFunction"]
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-@torch.library.register_fake("liger_kernel::fused_moe_route")
+@register_fake("liger_kernel::fused_moe_route")
 def _(index, experts):
     slots = index.numel()
     return tuple(index.new_empty(shape, dtype=torch.int32) for shape in ((experts + 1,), (slots,), (slots,), index.shape))
 
 
-@torch.library.register_fake("liger_kernel::fused_moe_combine")
+@register_fake("liger_kernel::fused_moe_combine")
 def _(y, place, starts, weight):
     return y.new_empty((place.shape[0], y.shape[1]))
 
 
-@torch.library.register_fake("liger_kernel::fused_moe_gate_gradient")
+@register_fake("liger_kernel::fused_moe_gate_gradient")
 def _(da, h, order, starts, weight, want_dh, want_weighted, want_dweight):
     slots, cols = h.shape[0], h.shape[1] // 2
     return (h.new_empty(h.shape if want_dh else (0,)), h.new_empty((slots if want_weighted else 0, cols)),
             weight.new_empty(weight.shape if want_dweight else (0,)))
 
 
-@torch.library.register_fake("liger_kernel::fused_moe_project")
+@register_fake("liger_kernel::fused_moe_project")
 def _(x, w, starts, transpose):
     return x.new_empty((x.shape[0], w.shape[1 if transpose else 2]))
 
 
-@torch.library.register_fake("liger_kernel::fused_moe_weight_gradient")
+@register_fake("liger_kernel::fused_moe_weight_gradient")
 def _(a, b, starts):
     return a.new_empty((starts.shape[0] - 1, a.shape[1], b.shape[1]))
 

@@ -4,18 +4,19 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped
 from liger_kernel.ops.swiglu import gradients, local_gradient, operands, shard
 
 EXPORTS = ["LigerGELUMulFunction", "geglu_forward", "geglu_backward"]
 
 
-@torch.library.register_fake("liger_kernel::geglu_forward")
+@register_fake("liger_kernel::geglu_forward")
 def _(a, b, exact):
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::geglu_backward")
+@register_fake("liger_kernel::geglu_backward")
 def _(dc, a, b, exact, want_da, want_db):
     return tuple(dc.new_empty(dc.shape if want else (0,)) for want in (want_da, want_db))
 

@@ -5,18 +5,19 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import gather_dtensor, unit_stride
 
 EXPORTS = ["LigerGroupNormFunction", "group_norm_forward", "group_norm_backward"]
 
 
-@torch.library.register_fake("liger_kernel::group_norm_forward")
+@register_fake("liger_kernel::group_norm_forward")
 def _(x, weight, bias, groups, eps):
     statistics = [x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2)]
     return torch.empty_like(x, memory_format=torch.contiguous_format), *statistics
 
 
-@torch.library.register_fake("liger_kernel::group_norm_backward")
+@register_fake("liger_kernel::group_norm_backward")
 def _(dy, x, weight, bias, mean, rstd, groups, want_dx, want_dw, want_db):
     return tuple(t.new_empty(t.shape if wanted else (0,)) for t, wanted in ((x, want_dx), (weight, want_dw), (bias, want_db)))
 

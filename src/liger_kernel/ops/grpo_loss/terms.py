@@ -7,6 +7,7 @@ import math
 import torch
 
 from liger_kernel._native import ops as _ops
+from liger_kernel.core.fakes import register_fake
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # PPO's clipped ratio; they differ in the reduction
 LOSS_TYPES = (*CLIPPED, "cispo", "sapo", "vespo")
@@ -14,7 +15,7 @@ LEVELS = ("token", "sequence")
 _KINDS = dict.fromkeys(CLIPPED, 0) | {"cispo": 1, "sapo": 2, "vespo": 3}  # Kind of grpo_loss.h
 
 
-@torch.library.register_fake("liger_kernel::grpo_loss_tokens")
+@register_fake("liger_kernel::grpo_loss_tokens")
 def _(logp, old_logp, ref_logp, mask, advantages, log_ratio, phi, importance, importance_per_token, first, length, kind, low, high, delta,
       beta, bias_correction, tau_positive, tau_negative, want_kl):
     def new(wanted):

@@ -6,6 +6,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor
 from liger_kernel.ops.cross_entropy import labels
 
@@ -16,7 +17,7 @@ _IMPLEMENTATIONS = {None, "cuda", "cpu", "triton", "cutile", "cutedsl", "nvidia-
 _MODES = {None, "default", "standard", "static_persistent", "multi_wave_cached", "chunked"}
 
 
-@torch.library.register_fake("liger_kernel::jsd_forward")
+@register_fake("liger_kernel::jsd_forward")
 def _(log_q, log_p, target, stats, ignore_index, beta, scale, want_dx):
     return (log_q.new_empty((log_q.shape[0],), dtype=torch.float32),
             log_q.new_empty((log_q.shape[0] if want_dx else 0, log_q.shape[1])))

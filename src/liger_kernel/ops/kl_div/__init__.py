@@ -5,6 +5,7 @@ import torch
 import liger_kernel.ops.cross_entropy  # registers the fakes of its scale ops, which backward calls
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor
 
 EXPORTS = ["LigerKLDivLossFunction"]
@@ -12,13 +13,13 @@ EXPORTS = ["LigerKLDivLossFunction"]
 REDUCTIONS = ("none", "sum", "mean", "batchmean")
 
 
-@torch.library.register_fake("liger_kernel::kl_div_forward")
+@register_fake("liger_kernel::kl_div_forward")
 def _(input, target, reduce, divisor, log_target, eps, want_grad):
     loss = input.new_empty((1,) if reduce else input.shape, dtype=torch.float32)
     return loss, input.new_empty(input.shape if want_grad else (0,))
 
 
-@torch.library.register_fake("liger_kernel::kl_div_backward")
+@register_fake("liger_kernel::kl_div_backward")
 def _(dy, target, like, reduce, divisor, log_target):
     return target.new_empty(target.shape, dtype=like.dtype)
 

@@ -7,20 +7,21 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerLayerNormFunction", "layer_norm_forward", "layer_norm_backward"]
 
 
-@torch.library.register_fake("liger_kernel::layer_norm_forward")
+@register_fake("liger_kernel::layer_norm_forward")
 def _(x, weight, bias, eps, weight_offset):
     rows = math.prod(x.shape[:-1])
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     return y, x.new_empty((rows,), dtype=torch.float32), x.new_empty((rows,), dtype=torch.float32)
 
 
-@torch.library.register_fake("liger_kernel::layer_norm_backward")
+@register_fake("liger_kernel::layer_norm_backward")
 def _(dy, x, weight, bias, mean, rstd, weight_offset, want_dx, want_dw, want_db):
     dx = dy.new_empty(dy.shape if want_dx else (0,))
     dw = weight.new_empty(weight.shape) if want_dw else mean.new_empty((0,))

@@ -7,19 +7,20 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import rows_or_whole, shaped, unit_stride
 
 EXPORTS = ["LigerPolyNormFunction", "poly_norm_forward", "poly_norm_backward"]
 
 
-@torch.library.register_fake("liger_kernel::poly_norm_forward")
+@register_fake("liger_kernel::poly_norm_forward")
 def _(x, weight, bias, eps):
     rows = math.prod(x.shape[:-1])  # .numel() would make it a constant of the graph
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((rows, 3), dtype=torch.float32)
 
 
-@torch.library.register_fake("liger_kernel::poly_norm_backward")
+@register_fake("liger_kernel::poly_norm_backward")
 def _(dy, x, weight, bias, rstd, want_dx, want_dw, want_db):
     dx = torch.empty_like(dy, memory_format=torch.contiguous_format) if want_dx else dy.new_empty((0,))
     return dx, weight.new_empty((3 if want_dw else 0,)), bias.new_empty((1 if want_db else 0,))

@@ -6,6 +6,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import as_rows, rows_or_whole, shaped, unit_stride
 
@@ -15,12 +16,12 @@ EXPORTS = ["LigerRMSNormFunction", "rms_norm_forward", "rms_norm_backward"]
 ROUNDING = {"llama": 0, "gemma": 1, "none": -1, 0: 0, 1: 1, -1: -1}
 
 
-@torch.library.register_fake("liger_kernel::rms_norm_forward")
+@register_fake("liger_kernel::rms_norm_forward")
 def _(x, weight, eps, weight_offset, rounding):
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((math.prod(x.shape[:-1]),), dtype=torch.float32)
 
 
-@torch.library.register_fake("liger_kernel::rms_norm_backward")
+@register_fake("liger_kernel::rms_norm_backward")
 def _(dy, x, weight, rstd, weight_offset, rounding, want_dx, want_dw):
     return dy.new_empty(dy.shape if want_dx else (0,)), (x if weight is None else weight).new_empty((x.shape[-1] if want_dw else 0,))
 

@@ -7,6 +7,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import rows_or_whole, shaped, unit_stride
 
@@ -16,13 +17,13 @@ ROUNDING = {"llama": 0, "gemma": 1}  # what casting_mode names; the numbers are 
 ACTIVATION = {"silu": 0, "swish": 0, "sigmoid": 1}
 
 
-@torch.library.register_fake("liger_kernel::rms_norm_gated_forward")
+@register_fake("liger_kernel::rms_norm_gated_forward")
 def _(x, gate, weight, eps, group_size, norm_first, activation, rounding):
     rstd = x.new_empty((math.prod(x.shape[:-1]) * (x.shape[-1] // group_size),), dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), rstd
 
 
-@torch.library.register_fake("liger_kernel::rms_norm_gated_backward")
+@register_fake("liger_kernel::rms_norm_gated_backward")
 def _(dy, x, gate, weight, rstd, group_size, norm_first, activation, rounding, want_dx, want_dgate, want_dw):
     dx, dgate = (dy.new_empty(dy.shape if want else (0,)) for want in (want_dx, want_dgate))
     return dx, dgate, (x if weight is None else weight).new_empty((x.shape[-1] if want_dw else 0,))
@@ -30,13 +31,16 @@ def _(dy, x, gate, weight, rstd, group_size, norm_first, activation, rounding, w
 
 def _options(X, gate, W, norm_before_gate, group_size, activation, casting_mode):
     """(group size, norm first, activation, rounding) as the ops take them."""
+    if X.dim() == 0:
+        raise ValueError("rms_norm_gated: x has no dimension, expected [..., H]")
     columns = X.shape[-1]
     if gate is not None and gate.shape != X.shape:
         raise ValueError(f"rms_norm_gated: the gate is {tuple(gate.shape)}, x {tuple(X.shape)}; expand one to the other's shape")
     if W is not None and W.shape != X.shape[-1:]:
         raise ValueError(f"rms_norm_gated: weight is {tuple(W.shape)}, x has {columns} columns; they must be equal")
-    group_size = max(columns, 1) if group_size is None else group_size
-    if group_size < 1 or columns % group_size:
+    if group_size is None:
+        group_size = max(columns, 1)
+    elif not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1 or columns % group_size:
         raise ValueError(f"rms_norm_gated: group_size is {group_size}, expected a divisor of the {columns} columns of x")
     if activation not in ACTIVATION:
         raise ValueError(f"rms_norm_gated: activation is {activation!r}, expected 'silu', 'swish' or 'sigmoid'")
@@ -116,9 +120,10 @@ class LigerRMSNormGated(torch.nn.Module):
     group_size, norm_before_gate, activation and casting_mode, so that it can be bound to their modules.
     """
 
-    def __init__(self, hidden_size, eps=1e-6, group_size=None, norm_before_gate=True, activation="silu", casting_mode="llama", **kwargs):
+    def __init__(self, hidden_size, eps=1e-6, group_size=None, norm_before_gate=True, activation="silu", casting_mode="llama", device=None,
+                 dtype=None):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
         self.variance_epsilon, self.group_size, self.norm_before_gate, self.activation, self.casting_mode = (
             eps, group_size, norm_before_gate, activation, casting_mode)
         _options(self.weight, None, self.weight, norm_before_gate, group_size, activation, casting_mode)

@@ -99,3 +99,6 @@ def test_module():
         LigerRMSNormGated(12, group_size=5)
     with pytest.raises(ValueError, match="activation is 'relu'"):
         LigerRMSNormGated(12, activation="relu")
+    with pytest.raises(ValueError, match="group_size is True"):
+        LigerRMSNormGated(12, group_size=True)
+    assert LigerRMSNormGated(12, device="meta", dtype=torch.bfloat16).weight.is_meta

@@ -7,6 +7,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import Layout
 from liger_kernel.core.tensors import gather_dtensor, unit_stride
 
@@ -18,7 +19,7 @@ CHANNELS = {"halves": (HALVES, HALVES), "pairs": (PAIRS, PAIRS), "pairs_to_halve
 TABLES = {"halves": HALVES, "pairs": PAIRS, "shared": SHARED, "complex": COMPLEX}
 
 
-@torch.library.register_fake("liger_kernel::rope")
+@register_fake("liger_kernel::rope")
 def _(q, k, cos, sin, heads_dim, rotary_dim, input, output, table, inverse, q_tokens_outer, k_tokens_outer):
     return _empty_heads(q, heads_dim, q_tokens_outer), _empty_heads(k, heads_dim, k_tokens_outer)
 

@@ -8,6 +8,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor, has_values, in_leaf, rows_apart
 from liger_kernel.ops.cross_entropy import labels
 
@@ -16,7 +17,7 @@ EXPORTS = ["LigerSelectiveLogSoftmaxFunction", "fused_selective_log_softmax"]
 _OP = "selective_log_softmax"
 
 
-@torch.library.register_fake("liger_kernel::selective_log_softmax_forward")
+@register_fake("liger_kernel::selective_log_softmax_forward")
 def _(logits, target, ignore_index, temperature, want_entropy):
     def new(wanted):
         return logits.new_empty((logits.shape[0] if wanted else 0,), dtype=torch.float32)
@@ -24,12 +25,12 @@ def _(logits, target, ignore_index, temperature, want_entropy):
     return new(True), new(True), new(True), new(want_entropy)
 
 
-@torch.library.register_fake("liger_kernel::selective_log_softmax_backward")
+@register_fake("liger_kernel::selective_log_softmax_backward")
 def _(logits, target, logp, largest, log_sum, entropy, d_logp, d_entropy, ignore_index, temperature):
     return logits.new_empty(logits.shape)
 
 
-@torch.library.register_fake("liger_kernel::selective_log_softmax_backward_")
+@register_fake("liger_kernel::selective_log_softmax_backward_")
 def _(logits, target, logp, largest, log_sum, entropy, d_logp, d_entropy, ignore_index, temperature):
     return None
 

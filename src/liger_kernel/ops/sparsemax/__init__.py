@@ -4,18 +4,19 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import on_shards
 from liger_kernel.core.tensors import rows_or_whole, shaped
 
 EXPORTS = ["LigerSparsemaxFunction"]
 
 
-@torch.library.register_fake("liger_kernel::sparsemax_forward")
+@register_fake("liger_kernel::sparsemax_forward")
 def _(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::sparsemax_backward")
+@register_fake("liger_kernel::sparsemax_backward")
 def _(dy, y):
     return torch.empty_like(dy, memory_format=torch.contiguous_format)
 

@@ -4,6 +4,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.sharded import Layout
 from liger_kernel.core.tensors import as_rows, in_leaf, rows_apart, rows_or_whole, shaped
 from liger_kernel.utils import infer_device_arch
@@ -11,27 +12,27 @@ from liger_kernel.utils import infer_device_arch
 EXPORTS = ["LigerSiLUMulFunction", "LigerFusedGateUpSiLUMulFunction", "swiglu_forward", "swiglu_backward"]
 
 
-@torch.library.register_fake("liger_kernel::swiglu_forward")
+@register_fake("liger_kernel::swiglu_forward")
 def _(a, b, gate_multiplier, down_multiplier):
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::swiglu_backward")
+@register_fake("liger_kernel::swiglu_backward")
 def _(dc, a, b, gate_multiplier, down_multiplier, want_da, want_db):
     return tuple(dc.new_empty(dc.shape if want else (0,)) for want in (want_da, want_db))
 
 
-@torch.library.register_fake("liger_kernel::swiglu_packed_forward")
+@register_fake("liger_kernel::swiglu_packed_forward")
 def _(y, gate_multiplier, down_multiplier):
     return y.new_empty((*y.shape[:-1], y.shape[-1] // 2))
 
 
-@torch.library.register_fake("liger_kernel::swiglu_packed_backward")
+@register_fake("liger_kernel::swiglu_packed_backward")
 def _(dc, y, gate_multiplier, down_multiplier):
     return torch.empty_like(y, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("liger_kernel::swiglu_packed_backward_")
+@register_fake("liger_kernel::swiglu_packed_backward_")
 def _(dc, y, gate_multiplier, down_multiplier):
     return None
 

@@ -5,6 +5,7 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import descendant, first_derivative_only
+from liger_kernel.core.fakes import register_fake
 from liger_kernel.core.tensors import as_rows, gather_dtensor
 from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.kl_div import REDUCTIONS, late, scaled
@@ -12,13 +13,13 @@ from liger_kernel.ops.kl_div import REDUCTIONS, late, scaled
 EXPORTS = ["LigerTVDLossFunction"]
 
 
-@torch.library.register_fake("liger_kernel::tvd_forward")
+@register_fake("liger_kernel::tvd_forward")
 def _(input, target, labels, scale, reduce, divisor, ignore_index, want_grad):
     loss = input.new_empty((1,) if reduce else input.shape, dtype=torch.float32)
     return loss, input.new_empty(input.shape if want_grad else (0,))
 
 
-@torch.library.register_fake("liger_kernel::tvd_backward")
+@register_fake("liger_kernel::tvd_backward")
 def _(dy, input, target, labels, scale, reduce, divisor, ignore_index):
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
