@@ -133,6 +133,17 @@ def _small(module, parameters=None, modules=None):
     return small
 
 
+def _nearest(specs, of):
+    """The one of `specs` that computes what the module does, or None; `of(spec, dtype)` are results and gradients, of the module's own
+    forward for None."""
+    exact, rounded = of(None, torch.float32), of(None, torch.bfloat16)
+    candidates = [spec for spec in specs if _same(of(spec, torch.float32), exact)]
+    if not candidates or rounded is None:
+        return None
+    # Those that agree in fp32 differ in where they round: by an ulp in a third of all elements.
+    return min(candidates, key=lambda spec: (of(spec, torch.bfloat16)[0] != rounded[0]).sum().item())
+
+
 def _norm_of(module):
     """How the RMSNorm `module` computes, or None."""
     if module._modules or module._buffers or list(module._parameters) != ["weight"]:
@@ -152,12 +163,7 @@ def _norm_of(module):
             return _results(functools.partial(ours.forward, small), [inputs.to(dtype)], [small.weight])
         return _results(functools.partial(type(module).forward, small), [inputs.to(dtype)], [small.weight])
 
-    exact, rounded = of(None, torch.float32), of(None, torch.bfloat16)
-    candidates = [spec for spec in _NORMS if _same(of(spec, torch.float32), exact)]
-    if not candidates or rounded is None:
-        return None
-    # Those that agree in fp32 differ in where they round: by an ulp in a third of all elements.
-    return min(candidates, key=lambda spec: (of(spec, torch.bfloat16)[0] != rounded[0]).sum().item())
+    return _nearest(_NORMS, of)
 
 
 def _gated_norm_of(module):
@@ -180,11 +186,7 @@ def _gated_norm_of(module):
             forward = spec.replacement.load().forward
         return _results(functools.partial(forward, small), [t.to(dtype) for t in inputs], [small.weight])
 
-    exact, rounded = of(None, torch.float32), of(None, torch.bfloat16)
-    candidates = [spec for spec in _GATED_NORMS if _same(of(spec, torch.float32), exact)]
-    if not candidates or rounded is None:
-        return None
-    return min(candidates, key=lambda spec: (of(spec, torch.bfloat16)[0] != rounded[0]).sum().item())
+    return _nearest(_GATED_NORMS, of)
 
 
 def _mlp_of(module):

@@ -1,39 +1,18 @@
 // LayerNorm on the CPU, compiled once per ISA. Forward reads a row twice (the second time from L1 or L2): its sums about a pivot,
 // then the write. Backward reads x and dy twice: the two sums of the row, then dx, dw and db. Each thread adds dw and db over its own rows
 // into fp32 rows of scratch, and those of all threads are added in thread order, so the result does not depend on timing.
-#include <liger_kernel/core/cpu/simd.inl.h>
+#include <liger_kernel/core/cpu/vectors.inl.h>
 #include <liger_kernel/ops/layer_norm/layer_norm.h>
 
 namespace liger::layer_norm {
 namespace {
 
-using liger::load;
-using liger::store;
-
-// A whole vector, where a number would say how many of its lanes count.
-struct All {};
-template <class T>
-F load(const T* p, All) {
-  return load(p);
-}
-template <class T>
-void store(F v, T* p, All) {
-  store(v, p);
-}
 // The lanes that count; zero in the others.
 inline F keep(F v, All) { return v; }
 inline F keep(F v, int64_t n) {
   float lanes[kLanes];
   store(v, lanes);
   return load(lanes, n);
-}
-
-// body(j, n) for every vector of a row.
-template <class Body>
-void for_each_vector(int64_t cols, Body&& body) {
-  const int64_t whole = cols / kLanes * kLanes;
-  for (int64_t j = 0; j < whole; j += kLanes) body(j, All{});
-  if (whole < cols) body(whole, cols - whole);
 }
 
 // Starts to bring the line of the next row into the cache while this row is written: what a row waits for most are its stores to

@@ -3,34 +3,13 @@
 // those of all threads are added in thread order, so the result does not depend on timing.
 #include <liger_kernel/core/cpu/gated.inl.h>
 #include <liger_kernel/core/cpu/rms.inl.h>
+#include <liger_kernel/core/cpu/vectors.inl.h>
 #include <liger_kernel/ops/rms_norm_gated/rms_norm_gated.h>
 
 #include <liger_kernel/ops/rms_norm_gated/gate.inl.h>
 
 namespace liger::rms_norm_gated {
 namespace {
-
-using liger::load;
-using liger::store;
-
-// A whole vector, where a number would say how many of its lanes count. Lanes that do not count read as zero.
-struct All {};
-template <class T>
-F load(const T* p, All) {
-  return load(p);
-}
-template <class T>
-void store(F v, T* p, All) {
-  store(v, p);
-}
-
-// body(j, n) for every vector of a row.
-template <class Body>
-void for_each_vector(int64_t cols, Body&& body) {
-  const int64_t whole = cols / kLanes * kLanes;
-  for (int64_t j = 0; j < whole; j += kLanes) body(j, All{});
-  if (whole < cols) body(whole, cols - whole);
-}
 
 // The mean over a row of term(j, n). Lanes add up short runs, and then the runs: long fp32 sums of bf16 squares lose their ties to one
 // side.
