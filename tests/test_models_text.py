@@ -41,7 +41,7 @@ def by_class(row, model, **flags):
 
 def assert_close(ours, theirs):
     d = compare.distance(ours, theirs)
-    assert d.logits <= 1e-5 and d.loss <= 1e-5 and d.gradients <= 5e-5, d
+    assert d.logits <= 1e-5 and d.loss <= 1e-5 and d.gradients <= 1e-4, d
 
 
 @pytest.mark.parametrize("device", DEVICES)

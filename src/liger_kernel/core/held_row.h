@@ -1,5 +1,6 @@
 // How CUDA kernels hold a row while they need it more than once: as 16-byte vectors in the registers of a warp, a block, or the blocks
-// of a cluster (core/cuda/held_row.cuh). What does not fit there is read again, from L2 as a rule. softmax and sparsemax use it.
+// of a cluster (core/cuda/held_row.cuh), and beyond that in their shared memory. What does not fit there is read again, from L2 as a rule.
+// softmax and sparsemax use it.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
@@ -9,24 +10,29 @@
 
 namespace liger {
 
-constexpr int kMaxRowThreads = 512;  // of a block; two such blocks share a multiprocessor, so that one reads while the other writes
-constexpr int kMaxRowCluster = 8;    // the largest that every Hopper card takes
-constexpr int kRowsPerBlock = 4;     // where a warp takes a row
+constexpr int kMaxRowThreads = 512;       // of a block; two such blocks share a multiprocessor, so that one reads while the other writes
+constexpr int kRestThreads = 1024;        // of a block that has shared memory for itself
+constexpr int kMaxRowCluster = 8;         // the largest that every Hopper card takes
+constexpr int kRowsPerBlock = 4;          // where a warp takes a row
+constexpr int64_t kRowOwnMemory = 16384;  // bytes of shared memory that rows may not take
 
 struct HeldRowPlan {
   int held;            // vectors of each operand in each thread's registers
-  bool rest;           // there are more, which are read again
+  bool rest;           // there are more
   int threads;         // of a block, side by side on a row
   int rows_per_block;  // more than one: each row has a warp
   int cluster;         // blocks on a row
   int64_t slice;       // vectors of each of them
+  int shared = 0;      // of those the registers do not hold: vectors of each operand in shared memory
+  int shared_bytes = 0;
+  bool persistent = false;  // blocks take row after row
 };
 
 // Vectors a thread that registers have room for: 8 for kernels that keep one operand, 4 for two; half of it beside the rest.
 constexpr int most_held(int operands, bool rest = false) { return (operands == 1 ? 8 : 4) / (rest ? 2 : 1); }
 
-// `vectors`: of a row, each of which is one access (16 bytes, or one element where rows are not aligned).
-inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster) {
+// `vectors`: of a row, each of which is one access (16 bytes, or `bytes` where rows are not aligned; then none in shared memory).
+inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster, int64_t shared_memory, int bytes = 16) {
   HeldRowPlan p{.held = 1, .rest = false, .threads = 32, .rows_per_block = kRowsPerBlock, .cluster = cluster, .slice = vectors};
   if (cluster == 1) {
     while (p.held < 4 && p.held * 32 < vectors) p.held *= 2;
@@ -38,7 +44,14 @@ inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster) {
   p.rows_per_block = 1;
   while (p.threads < kMaxRowThreads && p.held * p.threads < p.slice) p.threads *= 2;
   p.rest = int64_t{most_held(operands)} * p.threads < p.slice;
+  p.persistent = cluster > 1 || p.rest;
+  if (p.rest) p.threads = kRestThreads;
   if (cluster > 1 || p.held * p.threads < p.slice) p.held = most_held(operands, p.rest);
+  if (p.rest && bytes == 16) {
+    const int64_t room = (shared_memory - kRowOwnMemory) / (16 * operands);
+    p.shared = static_cast<int>(std::clamp<int64_t>(p.slice - p.held * p.threads, 0, std::max<int64_t>(room, 0)));
+    p.shared_bytes = p.shared * 16 * operands;
+  }
   return p;
 }
 
@@ -55,7 +68,9 @@ inline std::string describe(const HeldRowPlan& p) {
   const std::string team = p.rows_per_block > 1 ? "a warp a row"
                                                 : std::to_string(p.cluster) + (p.cluster > 1 ? " blocks" : " block") + " of " +
                                                       std::to_string(p.threads) + " threads a row";
-  return team + ", " + std::to_string(p.held) + " vectors a thread" + (p.rest ? ", the rest read again" : "");
+  const bool again = p.rest && p.held * p.threads + p.shared < p.slice;
+  return team + ", " + std::to_string(p.held) + " vectors a thread" +
+         (p.shared > 0 ? ", " + std::to_string(p.shared) + " in shared memory" : "") + (again ? ", the rest read again" : "");
 }
 
 // 16-byte accesses need the rows of all operands to lie alike between the boundaries: then elements before the first and after the last

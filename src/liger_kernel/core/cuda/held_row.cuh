@@ -1,9 +1,11 @@
 // A row in the registers of those who work on it, and what they exchange. See core/held_row.h.
 //
 //   RowTeam   the threads on one row: a warp, a block, or the blocks of a cluster (SM 9.0). reduce() waits once.
+//   RowRest   what registers do not hold of it: in shared memory, or read again.
 //   RowSlice  the part of a row that this block takes: whole vectors between 16-byte boundaries, and at most one single element a
 //             thread of those before the first and after the last boundary.
 #pragma once
+#include <liger_kernel/core/cuda/async_copy.cuh>
 #include <liger_kernel/core/cuda/clusters.h>
 #include <liger_kernel/core/cuda/gated.cuh>
 #include <liger_kernel/core/cuda/ptx_sm90.cuh>
@@ -12,9 +14,12 @@
 namespace liger {
 namespace {
 
-constexpr int kMaxRowWarps = kMaxRowThreads / 32;
+constexpr int kMaxRowWarps = kRestThreads / 32;
 
-// What reduce() combines; identity() for lanes that have nothing.
+// Launch bounds of a kernel with or without a rest.
+constexpr int row_threads(bool rest) { return rest ? kRestThreads : kMaxRowThreads; }
+
+// What reduce() combines; identity() for lanes that have nothing. over_warp(v), where there is one, is a faster way to combine a warp.
 struct AddPairs {
   __device__ __forceinline__ static float2 identity() { return {0.f, 0.f}; }
   __device__ __forceinline__ float2 operator()(float2 a, float2 b) const { return {a.x + b.x, a.y + b.y}; }
@@ -24,27 +29,42 @@ struct LargestOf {
   __device__ __forceinline__ float2 operator()(float2 a, float2 b) const { return {fmaxf(a.x, b.x), 0.f}; }
 };
 
-template <class Combine>
-__device__ __forceinline__ float2 warp_combine(float2 v, Combine combine) {
+__device__ __forceinline__ float2 of_lane(float2 v, int lanes) {
+  return {__shfl_xor_sync(~0u, v.x, lanes), __shfl_xor_sync(~0u, v.y, lanes)};
+}
+__device__ __forceinline__ float4 of_lane(float4 v, int lanes) {
+  const float2 a = of_lane(float2{v.x, v.y}, lanes), b = of_lane(float2{v.z, v.w}, lanes);
+  return {a.x, a.y, b.x, b.y};
+}
+template <class Value, class Combine>
+__device__ __forceinline__ Value warp_combine(Value v, Combine combine) {
+  if constexpr (requires { combine.over_warp(v); }) {
+    return combine.over_warp(v);
+  } else {
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    v = combine(v, float2{__shfl_xor_sync(~0u, v.x, lanes), __shfl_xor_sync(~0u, v.y, lanes)});
+    for (int lanes = 16; lanes > 0; lanes /= 2) v = combine(v, of_lane(v, lanes));
+    return v;
   }
-  return v;
 }
 
-template <int kCluster>
+// V: float2 or float4.
+template <bool kTakesClusters, class V = float2, int kWarps = kMaxRowWarps>
 struct RowInbox {
-  float2 entries[2][kCluster * kMaxRowWarps];  // in turn: a block sends into the first again only when all have read it, since it
-                                               // needs everyone's message in the second before
-  alignas(8) uint64_t arrived[2];              // clusters: count the bytes of each
+  using Value = V;
+  static constexpr bool kCluster = kTakesClusters;
+  V entries[2][(kCluster ? kMaxRowCluster : 1) * kWarps];  // in turn: a block sends into the first again only when all have read it,
+                                                           // since it needs everyone's message in the second before
+  alignas(8) uint64_t arrived[2];                          // clusters: count the bytes of each
 };
 
-template <int kCluster>
+template <class Inbox>
 class RowTeam {
+  static constexpr bool kCluster = Inbox::kCluster;
+  using Value = typename Inbox::Value;
+
  public:
-  __device__ explicit RowTeam(RowInbox<kCluster>& inbox) : inbox_(inbox) {
-    if constexpr (kCluster > 1) {
+  __device__ explicit RowTeam(Inbox& inbox) : inbox_(inbox), blocks_(kCluster ? cluster_blocks() : 1) {
+    if constexpr (kCluster) {
       if (threadIdx.x == 0) {
         barrier_init(&inbox.arrived[0], 1);
         barrier_init(&inbox.arrived[1], 1);
@@ -55,26 +75,26 @@ class RowTeam {
     }
   }
   __device__ int rank() const {
-    if constexpr (kCluster > 1) return static_cast<int>(cluster_rank());
+    if constexpr (kCluster) return static_cast<int>(cluster_rank());
     return 0;
   }
-  __device__ int64_t first_row() const { return int64_t{blockIdx.x / kCluster} * blockDim.y + threadIdx.y; }
-  __device__ int64_t row_step() const { return int64_t{gridDim.x / kCluster} * blockDim.y; }
+  __device__ int64_t first_row() const { return int64_t{blockIdx.x / blocks_} * blockDim.y + threadIdx.y; }
+  __device__ int64_t row_step() const { return int64_t{gridDim.x / blocks_} * blockDim.y; }
 
   // Every thread gets the combination over the team; all blocks and warps combine in the same order. In a cluster every warp sends
   // its value to all blocks, whose barriers count the bytes: no cluster barrier after the first.
   template <class Combine>
-  __device__ __forceinline__ float2 reduce(float2 v, Combine combine) {
+  __device__ __forceinline__ Value reduce(Value v, Combine combine) {
     v = warp_combine(v, combine);
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (kCluster == 1 && warps == 1) return v;
-    const int entries = kCluster * warps;
-    float2* box = inbox_.entries[turn_ & 1];
-    if constexpr (kCluster > 1) {
+    if (!kCluster && warps == 1) return v;
+    const int entries = blocks_ * warps;
+    Value* box = inbox_.entries[turn_ & 1];
+    if constexpr (kCluster) {
       uint64_t* barrier = &inbox_.arrived[turn_ & 1];
       if (turn_ == 0) cluster_wait();  // before that, a peer's memory may not be written
-      if (threadIdx.x == 0) barrier_expect(barrier, entries * static_cast<int>(sizeof(float2)));
-      if (lane < kCluster) {
+      if (threadIdx.x == 0) barrier_expect(barrier, entries * static_cast<int>(sizeof(Value)));
+      if (lane < blocks_) {
         store_async(in_peer(shared_address(&box[rank() * warps + warp]), lane), v, in_peer(shared_address(barrier), lane));
       }
       __syncwarp();
@@ -90,19 +110,10 @@ class RowTeam {
   }
 
  private:
-  RowInbox<kCluster>& inbox_;
+  Inbox& inbox_;
+  const int blocks_;
   uint32_t turn_ = 0;
 };
-
-// Of what is read again and again: it may stay in the caches.
-template <class Access, class T>
-__device__ __forceinline__ Access load_again(const T* p) {
-  if constexpr (Access::kSize == 1) {
-    return {*p};
-  } else {
-    return Access::load(p);
-  }
-}
 
 template <class T, class Access>
 struct RowSlice {
@@ -128,14 +139,50 @@ struct RowSlice {
   int64_t single;        // column of this thread's element outside the vectors, or -1
 };
 
-// The launch of a kernel of a HeldRowPlan; `kernel` takes (args, vectors of a slice). Clusters are persistent: to start one costs more
-// than a row.
+// Vectors of a slice beyond the `held` ones that threads keep in registers, of one operand. The first `shared` of them are copied to
+// shared memory, each by the thread that reads it, so that no barrier is needed; those after them are read again.
+template <class T, class Access>
+struct RowRest {
+  // f(v) for this thread's vectors of the rest
+  template <class F>
+  __device__ __forceinline__ static void for_each(int64_t held, int64_t count, F&& f) {
+#pragma unroll 2
+    for (int64_t v = held + threadIdx.x; v < count; v += blockDim.x) f(v);
+  }
+  // To be waited for with commit_copies(), wait_copies(0).
+  __device__ __forceinline__ void ask(const RowSlice<T, Access>& slice) const {
+    if constexpr (Access::kSize > 1) {
+      const int64_t end = held + shared < slice.count ? held + shared : slice.count;
+      for (int64_t v = held + threadIdx.x; v < end; v += blockDim.x) copy_async(memory + (v - held), row + slice.at(v));
+    }
+  }
+  __device__ __forceinline__ Access operator()(const RowSlice<T, Access>& slice, int64_t v) const {
+    if constexpr (Access::kSize == 1) {
+      return {row[slice.at(v)]};
+    } else {
+      return v < held + shared ? Access{memory[v - held]} : Access::load(row + slice.at(v));
+    }
+  }
+  const T* row;
+  uint4* memory;
+  int64_t held;
+  int shared;
+};
+
+// How a block's slice is cut.
+struct RowCut {
+  int64_t length;  // vectors of a slice
+  int shared;      // of each operand
+};
+
+// The launch of a kernel of a HeldRowPlan; Clusters are persistent: to start one costs more than a row.
 template <class Args>
-void launch_row(void (*kernel)(Args, int64_t), const Args& a, const HeldRowPlan& p, const Host& host, const char* op) {
+void launch_row(void (*kernel)(Args, RowCut), const Args& a, const HeldRowPlan& p, const Host& host, const char* op) {
   int64_t groups = std::min<int64_t>((a.rows + p.rows_per_block - 1) / p.rows_per_block, 0x7fffffff / kMaxRowCluster);
-  if (p.cluster > 1) {
-    const auto address = reinterpret_cast<const void*>(kernel);
-    groups = std::min<int64_t>(groups, std::max(1, resident_clusters(address, p.cluster, p.threads, 0, host.machine, op)));
+  const auto address = reinterpret_cast<const void*>(kernel);
+  if (p.shared > 0) allow_shared(address, host.machine, kRowOwnMemory, op);
+  if (p.persistent) {
+    groups = std::min<int64_t>(groups, std::max(1, resident_clusters(address, p.cluster, p.threads, p.shared_bytes, host.machine, op)));
   }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -143,10 +190,11 @@ void launch_row(void (*kernel)(Args, int64_t), const Args& a, const HeldRowPlan&
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(groups * p.cluster));
   config.blockDim = dim3(p.threads, p.rows_per_block);
+  config.dynamicSmemBytes = p.shared_bytes;
   config.stream = stream_of(host);
   config.attrs = &attribute;
   config.numAttrs = p.cluster > 1 ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, a, p.slice), op, "launch");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, a, RowCut{p.slice, p.shared}), op, "launch");
 }
 
 }  // namespace

@@ -8,8 +8,6 @@
 //   memory, where its own gradient may already stand.
 // * The part in shared memory comes by bulk copy, asked for one row ahead.
 // * Rows of any alignment: the vectors are a row's aligned middle; each of the few elements before and after it has a thread.
-#include <mutex>
-#include <set>
 #include <utility>
 
 #include <liger_kernel/core/cuda/block_reduce.cuh>
@@ -139,7 +137,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       for (int v = kHeld + threadIdx.x; v < count; v += 2 * kThreads) {
         const Vec<T> p = fetch(v), q = fetch(v + kThreads);
         const float m = fmaxf(largest, max_value<T>(Word<T>::max(max_word(p), max_word(q))));
-        const Exponential<T> e(m);
+        const RowExponential<T> e(m);
         others = others * ratio_fast(largest, m) + (e.sum(p) + e.sum(q));
         largest = m;
       }
@@ -169,7 +167,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
 #pragma unroll
       for (int i = 1; i < kVectors; ++i) word = Word<T>::max(word, max_word(held[i]));
       const float m = kAligned ? max_value<T>(word) : fmaxf(max_value<T>(word), single_x);
-      const Exponential<T> e(m);
+      const RowExponential<T> e(m);
       float sum = kAligned ? 0.f : e(single_x);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sum += e.sum(held[i]);
@@ -236,7 +234,7 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
       if (a.z_loss) a.z_loss[row] = result.z_loss();
     }
     const RowGradient g = result.gradient();
-    const Exponential<T> e(g.top);
+    const RowExponential<T> e(g.top);
     const auto write = [&](int v, const Vec<T>& x) {
       float values[kSize];
       x.to_float(values);
@@ -264,23 +262,12 @@ __global__ void __launch_bounds__(kLayouts[kLayout].threads, kLayouts[kLayout].b
   if (!peers_ready) cluster_wait();
 }
 
-// Lets the kernel use all dynamic shared memory of the device; once per kernel and device.
-void allow_shared(const void* kernel, const Machine& machine) {
-  static std::mutex mutex;
-  static std::set<std::pair<const void*, int>> done;
-  const std::lock_guard lock(mutex);
-  if (!done.insert({kernel, machine.device}).second) return;
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(machine.shared_memory - kReservedShared)),
-      "cross_entropy", "asking for shared memory");
-}
-
 template <class T, int kLayout, bool kAligned>
 bool launch(const ForwardArgs& a, const ReadOnce& plan, const Host& host) {
   constexpr Layout kThis = kLayouts[kLayout];
   const auto kernel = read_once<T, kLayout, kAligned>;
   const auto address = reinterpret_cast<const void*>(kernel);
-  if (kThis.shared) allow_shared(address, host.machine);
+  if (kThis.shared) allow_shared(address, host.machine, kReservedShared, "cross_entropy");
   const int resident = resident_clusters(address, kThis.cluster, kThis.threads, plan.shared_bytes, host.machine, "cross_entropy");
   if (resident < 1) return false;
   const int64_t most = kThis.persistent ? resident : 0x7fffffff / kThis.cluster;

@@ -1,58 +1,9 @@
-// A row as raw 16-byte vectors: maxima and exponentials on packed words, the target taken out, columns beside the vectors.
+// A row as raw 16-byte vectors: exponentials, the target taken out, columns beside the vectors.
 #pragma once
-#include <liger_kernel/core/cuda/vec.cuh>
+#include <liger_kernel/core/cuda/packed.cuh>
 
 namespace liger::cross_entropy {
 namespace {
-
-constexpr float kExpToExp2 = 1.44269504f;  // log2(e)
-
-// 32-bit words of a vector: one fp32 or two 16-bit values. `kLowest` is -inf in each.
-template <class T>
-struct Word;
-template <>
-struct Word<float> {
-  static constexpr int kValues = 1;
-  static constexpr uint32_t kLowest = 0xff800000u;
-  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
-    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
-  }
-};
-template <>
-struct Word<BFloat16> {
-  static constexpr int kValues = 2;
-  static constexpr uint32_t kLowest = 0xff80ff80u;
-  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
-    uint32_t r;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-  }
-};
-template <>
-struct Word<Float16> {
-  static constexpr int kValues = 2;
-  static constexpr uint32_t kLowest = 0xfc00fc00u;
-  __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
-    uint32_t r;
-    asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-  }
-};
-
-template <class T>
-__device__ __forceinline__ Vec<T> lowest() {
-  return {make_uint4(Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest, Word<T>::kLowest)};
-}
-template <class T>
-__device__ __forceinline__ uint32_t max_word(const Vec<T>& v) {
-  return Word<T>::max(Word<T>::max(v.raw.x, v.raw.y), Word<T>::max(v.raw.z, v.raw.w));
-}
-template <class T>
-__device__ __forceinline__ float max_value(uint32_t word) {
-  float values[Vec<T>::kSize];
-  Vec<T>{make_uint4(word, word, word, word)}.to_float(values);
-  return fmaxf(values[0], values[Word<T>::kValues - 1]);
-}
 
 // x of element k, which becomes -inf. By masks: an index known at run time, or a select that amounts to one, would put the vector in
 // local memory.
@@ -74,18 +25,13 @@ __device__ __forceinline__ float take(Vec<T>& v, int k) {
   }
 }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ float ratio_fast(float from, float to) { return from == to ? 1.f : exp2_fast((from - to) * kExpToExp2); }
 
 // exp(x - largest), largest taken as 0 while it is -inf. One multiply-add for 16-bit types, whose own error hides that of the
 // product largest * log2(e); fp32 subtracts first.
 template <class T>
-struct Exponential {
-  __device__ explicit Exponential(float largest) {
+struct RowExponential {
+  __device__ explicit RowExponential(float largest) {
     const float m = largest == -INFINITY ? 0.f : largest;
     base = sizeof(T) == 4 ? m : -m * kExpToExp2;
   }
@@ -101,12 +47,6 @@ struct Exponential {
   }
   float base;
 };
-
-// The largest of a warp; floats compare like integers once the negative ones are flipped.
-__device__ __forceinline__ float warp_largest(float v) {
-  const auto flip = [](int32_t bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
-  return __int_as_float(flip(__reduce_max_sync(~0u, flip(__float_as_int(v)))));
-}
 
 template <class T>
 __device__ __forceinline__ float sum_values(const Vec<T>& x) {

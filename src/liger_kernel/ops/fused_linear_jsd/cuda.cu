@@ -3,7 +3,7 @@
 // both rows begin on such boundaries. Each element of the gradient is written by the thread that reads it there.
 #include <liger_kernel/core/cuda/block_reduce.cuh>
 #include <liger_kernel/core/cuda/launch.h>
-#include <liger_kernel/core/cuda/vec.cuh>
+#include <liger_kernel/core/cuda/packed.cuh>
 #include <liger_kernel/ops/fused_linear_jsd/plan.h>
 
 namespace liger::fused_linear_jsd {
@@ -98,13 +98,13 @@ struct JsdRow {
   __device__ __forceinline__ JsdRow(const DivergenceArgs& a, const Pair<T, U>& row, const U* y, Share& share, Scratchpad& pad)
       : scale(1 / a.loss.temperature), jsd(a.loss, share = log_sums(a, row, y, pad, scale)) {
     float sums[2] = {};
-    const auto take = [&](float z, float t) {
-      const Column<float> c = jsd(z, t * scale);
+    const auto take = [&](float s, float t) {
+      const Column<float> c = jsd(s, t);
       sums[0] += c.loss, sums[1] += c.slope;
     };
     row.read([&]<int kCount>(const float(&s)[kCount], const float(&t)[kCount], int64_t) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) take(s[i] * scale, t[i]);
+      for (int i = 0; i < kCount; ++i) take(s[i], t[i]);
     });
     for (int64_t j = a.vocab + threadIdx.x; j < a.teacher_vocab; j += blockDim.x) take(0.f, widen(y[j]));
     block_sums(sums, pad);
@@ -129,7 +129,7 @@ struct JsdRow {
     }
     return block_merge(s, pad);
   }
-  __device__ __forceinline__ float operator()(float s, float t) const { return jsd.derivative(s * scale, t * scale, slope); }
+  __device__ __forceinline__ float operator()(float s, float t) const { return JsdDerivative<kKind, kFast>(jsd, slope, 1)(s, t); }
   float scale, loss, slope;
   Jsd<kKind, kFast> jsd;
 };

@@ -74,7 +74,7 @@ inline std::string describe(const Plan& p) {
 // --- the pass over a row on CUDA ---------------------------------------------------------------------------------------------
 constexpr int kThreads = 512;
 constexpr int64_t kShortRow = 512;         // vectors; below, several passes from L1 cost no more
-constexpr int64_t kReservedShared = 2048;  // bytes beside the rows: partial sums, and the system's share
+constexpr int64_t kReservedShared = 6144;  // bytes beside the rows: partial sums of all blocks, and the system's share
 
 // Both rows lie in the shared memory of a cluster of blocks, `slice` vectors of each row in each. cluster 0: they do not fit.
 struct ReadOnce {

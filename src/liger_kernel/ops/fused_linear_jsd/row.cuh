@@ -33,6 +33,7 @@ struct LogSoftmax {
   LogSoftmax() = default;
   __device__ __forceinline__ explicit LogSoftmax(const LogSum& s) : top(s.top), log_sum(logf(s.sum)) {}
   __device__ __forceinline__ float operator()(float z) const { return (z - top) - log_sum; }
+  __device__ __forceinline__ float log2_sum() const { return (top + log_sum) * kExpToExp2; }
   float top, log_sum;
 };
 
@@ -62,20 +63,48 @@ __device__ __forceinline__ Share warp_merge(Share s) {
   return s;
 }
 
-// Soft loss and derivative of the Jensen-Shannon divergence. `slope` is the sum over the row of the columns' slopes.
+// Soft loss of the Jensen-Shannon divergence, by a column's logits, and its derivative.
 template <Kind kKind, bool kFast>
 struct Jsd {
-  __device__ __forceinline__ Jsd(const Loss& loss, const Share& s)
+  static constexpr bool kBase2 = kFast && kKind == Kind::kMixture;  // see mixture() of jsd/column.inl.h
+
+  __device__ __forceinline__ Jsd(const Loss& loss, const Share& s)  // of tempered logits
       : student(s.student), teacher(s.teacher), scale(1 / loss.temperature), beta(loss.beta) {}
-  // of tempered logits
-  __device__ __forceinline__ Column<float> operator()(float z, float t) const { return column<kKind, kFast>(student(z), teacher(t), beta); }
-  // by a logit
-  __device__ __forceinline__ float derivative(float z, float t, float slope) const {
-    const Column<float> c = (*this)(z, t);
-    return (kKind == Kind::kForward ? c.q - c.p : c.slope - c.q * slope) * scale;
+  __device__ __forceinline__ Column<float> operator()(float s, float t) const {
+    if constexpr (kBase2) {
+      const float x = log2_q(s), y = log2_p(t);
+      return mixture(y - x, fmaxf(x, y), beta);
+    } else {
+      return column<kKind, kFast>(student(s * scale), teacher(t * scale), beta);
+    }
   }
+  // log2 of a probability
+  __device__ __forceinline__ float log2_q(float s) const { return bounded(fmaf(s, scale * kExpToExp2, -student.log2_sum())); }
+  __device__ __forceinline__ float log2_p(float t) const { return bounded(fmaf(t, scale * kExpToExp2, -teacher.log2_sum())); }
+
   LogSoftmax student, teacher;
   float scale, beta;
+};
+
+// By the student's logit, times `factor`. `slope` is the sum over the row of the columns' slopes.
+template <Kind kKind, bool kFast>
+struct JsdDerivative {
+  using Soft = Jsd<kKind, kFast>;
+  __device__ __forceinline__ JsdDerivative(const Soft& jsd, float slope, float factor)
+      : jsd(jsd),
+        factor(factor * jsd.scale * (Soft::kBase2 ? (1 - jsd.beta) * kLog2ToLog : 1.f)),
+        mean(slope * (Soft::kBase2 ? factor * jsd.scale : 1.f)) {}
+  __device__ __forceinline__ float operator()(float s, float t) const {
+    if constexpr (Soft::kBase2) {
+      const float x = jsd.log2_q(s), d = jsd.log2_p(t) - x, l = mixture_log2(d, exp2_fast(-fabsf(d)), jsd.beta);
+      return exp2_fast(x) * fmaf(-fmaxf(d, 0.f) - l, factor, -mean);
+    } else {
+      const Column<float> c = jsd(s, t);
+      return (kKind == Kind::kForward ? c.q - c.p : c.slope - c.q * mean) * factor;
+    }
+  }
+  Soft jsd;
+  float factor, mean;
 };
 
 __device__ __forceinline__ float not_negative(float loss) { return loss < 0 ? 0.f : loss; }  // a NaN stays

@@ -1,8 +1,11 @@
 // Jensen-Shannon divergence on CUDA, one block a row: both inputs are read once and the gradient is written once, in 16-byte vectors
-// where rows begin on such boundaries (a rest of less than a vector element by element), else element by element. One barrier a row.
+// between such boundaries where the rows of all three lie alike (the elements before the first and after the last go one by one), else
+// element by element. One barrier a row.
+#include <algorithm>
+
 #include <liger_kernel/core/cuda/block_reduce.cuh>
 #include <liger_kernel/core/cuda/launch.h>
-#include <liger_kernel/core/cuda/vec.cuh>
+#include <liger_kernel/core/cuda/packed.cuh>
 #include <liger_kernel/ops/jsd/plan.h>
 
 namespace liger::jsd {
@@ -15,7 +18,6 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(ForwardArgs a) {
   constexpr int kSize = kVector ? Vec<T>::kSize : 1;
   __shared__ float scratch[2][kMaxThreads / 32];
   const float scale = a.scale * (a.stats ? a.stats->inverse_count : 1.f);
-  const int64_t vectors = a.cols / kSize;
   int turn = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     const T* x = static_cast<const T*>(a.log_q) + row * a.q_stride;
@@ -29,20 +31,26 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(ForwardArgs a) {
       const float d = kKind == Kind::kForward ? -c.p : kKind == Kind::kReverse ? c.slope + c.q : c.slope;
       return d * scale;
     };
+    int64_t head = 0, end = 0;  // the columns that vectors cover
     if constexpr (kVector) {
+      head = std::min<int64_t>((16 - reinterpret_cast<uintptr_t>(x) % 16) % 16 / sizeof(T), a.cols);
+      const int64_t vectors = (a.cols - head) / kSize;
+      end = head + vectors * kSize;
 #pragma unroll 2
       for (int64_t v = threadIdx.x; v < vectors; v += blockDim.x) {
+        const int64_t j = head + v * kSize;
         float p[kSize], q[kSize] = {};
         if (!ignored) {
-          Vec<T>::load_streaming(x + v * kSize).to_float(q);
-          Vec<T>::load_streaming(y + v * kSize).to_float(p);
+          Vec<T>::load_streaming(x + j).to_float(q);
+          Vec<T>::load_streaming(y + j).to_float(p);
 #pragma unroll
           for (int i = 0; i < kSize; ++i) q[i] = derive(q[i], p[i]);
         }
-        if (dx) Vec<T>::from_float(q).store(dx + v * kSize);
+        if (dx) Vec<T>::from_float(q).store(dx + j);
       }
     }
-    for (int64_t j = (kVector ? vectors * kSize : 0) + threadIdx.x; j < a.cols; j += blockDim.x) {
+    for (int64_t single = threadIdx.x; single < a.cols - (end - head); single += blockDim.x) {
+      const int64_t j = single < head ? single : single + (end - head);
       const float d = ignored ? 0.f : derive(widen(x[j]), widen(y[j]));
       if (dx) dx[j] = narrow<T>(d);
     }

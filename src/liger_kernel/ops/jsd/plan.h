@@ -1,5 +1,6 @@
 // When the kernel for whole vectors takes a call, and how many threads share a row.
 #pragma once
+#include <liger_kernel/core/held_row.h>
 #include <liger_kernel/ops/jsd/jsd.h>
 
 namespace liger::jsd {
@@ -13,16 +14,10 @@ inline int threads_for(int64_t steps) {
   return threads;
 }
 
-// Every row of all three begins on a 16-byte boundary; a rest of less than a vector at a row's end is allowed.
+// The rows of all three lie alike between 16-byte boundaries.
 inline const char* reject_vectors(const ForwardArgs& a, const Machine&) {
-  const int64_t size = size_of(a.dtype);
-  for (const void* p : {a.log_q, a.log_p, static_cast<const void*>(a.dx)}) {
-    if (reinterpret_cast<uintptr_t>(p) % 16) return "a pointer is not 16-byte aligned";
-  }
-  for (const int64_t stride : {a.q_stride, a.p_stride, a.dx ? a.dx_stride : 0}) {
-    if (stride * size % 16) return "rows do not begin on 16-byte boundaries";
-  }
-  return nullptr;
+  if (!a.dx) return reject_unlike(a.rows, a.dtype, {a.q_stride, a.p_stride}, {a.log_q, a.log_p});
+  return reject_unlike(a.rows, a.dtype, {a.q_stride, a.p_stride, a.dx_stride}, {a.log_q, a.log_p, a.dx});
 }
 
 }  // namespace liger::jsd

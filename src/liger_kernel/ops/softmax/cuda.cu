@@ -9,12 +9,12 @@ template <template <class> class Access>
 void launch(const ForwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
     using A = Access<T>;
-    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1);
-    const auto kernel = p.rest        ? forward_kernel<T, A, most_held(1, true), 1, true>
-                        : p.held == 1 ? forward_kernel<T, A, 1, 1, false>
-                        : p.held == 2 ? forward_kernel<T, A, 2, 1, false>
-                        : p.held == 4 ? forward_kernel<T, A, 4, 1, false>
-                                      : forward_kernel<T, A, 8, 1, false>;
+    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1, host.machine.shared_memory, sizeof(A));
+    const auto kernel = p.rest        ? forward_kernel<T, A, most_held(1, true), false, true>
+                        : p.held == 1 ? forward_kernel<T, A, 1, false, false>
+                        : p.held == 2 ? forward_kernel<T, A, 2, false, false>
+                        : p.held == 4 ? forward_kernel<T, A, 4, false, false>
+                                      : forward_kernel<T, A, 8, false, false>;
     launch_row(kernel, a, p, host, "softmax");
   });
 }
@@ -23,11 +23,11 @@ template <template <class> class Access>
 void launch(const BackwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
     using A = Access<T>;
-    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1);
-    const auto kernel = p.rest        ? backward_kernel<T, A, most_held(2, true), 1, true>
-                        : p.held == 1 ? backward_kernel<T, A, 1, 1, false>
-                        : p.held == 2 ? backward_kernel<T, A, 2, 1, false>
-                                      : backward_kernel<T, A, 4, 1, false>;
+    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1, host.machine.shared_memory, sizeof(A));
+    const auto kernel = p.rest        ? backward_kernel<T, A, most_held(2, true), false, true>
+                        : p.held == 1 ? backward_kernel<T, A, 1, false, false>
+                        : p.held == 2 ? backward_kernel<T, A, 2, false, false>
+                                      : backward_kernel<T, A, 4, false, false>;
     launch_row(kernel, a, p, host, "softmax");
   });
 }

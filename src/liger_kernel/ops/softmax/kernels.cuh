@@ -1,52 +1,67 @@
-// The kernels of softmax: a row is read once, kept as 16-byte vectors in registers (what does not fit is read again), and exchanged
-// once: forward as (largest, sum of exponentials relative to it), backward as the sum of dy y.
+// The kernels of softmax: a row is read once, kept as 16-byte vectors in registers and shared memory (what does not fit there is read
+// again), and exchanged once: forward as (largest, sum of exponentials relative to it), backward as the sum of dy y.
 #pragma once
 #include <liger_kernel/ops/softmax/plan.h>
+#include <liger_kernel/core/cuda/gated.cuh>
 #include <liger_kernel/core/cuda/held_row.cuh>
+#include <liger_kernel/core/cuda/packed.cuh>
 
 namespace liger::softmax {
 namespace {
 
-__device__ __forceinline__ float finite(float largest) { return largest == -INFINITY ? 0.f : largest; }
-
 // (largest, sum of exp(x - largest)); the sum is relative to 0 while the largest is -inf. NaN is in the sum alone.
 template <class T>
 struct MergeSums {
+  using Exp = Exponential<sizeof(T) == 2>;
   __device__ __forceinline__ static float2 identity() { return {-INFINITY, 0.f}; }
-  __device__ __forceinline__ static float ratio(float from, float to) { return from == to ? 1.f : exp_for<T>(from - to); }
   __device__ __forceinline__ float2 operator()(float2 a, float2 b) const {
     const float m = fmaxf(a.x, b.x);
-    return {m, a.y * ratio(a.x, m) + b.y * ratio(b.x, m)};
+    return {m, a.y * Exp::ratio(a.x, m) + b.y * Exp::ratio(b.x, m)};
   }
+  __device__ __forceinline__ static float2 over_warp(float2 v) { return warp_log_sum<sizeof(T) == 2>(v); }
 };
 
-// kCount values into the sums.
-template <class T, int kCount>
-__device__ __forceinline__ void take(float2& sums, const float (&x)[kCount]) {
-  float m = sums.x;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) m = fmaxf(m, x[i]);
-  if (m > sums.x) {
-    sums.y *= exp_for<T>(sums.x - m);
-    sums.x = m;
-  }
-  const float base = finite(m);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sums.y += exp_for<T>(x[i] - base);
+// Of a vector: its largest element, NaN aside.
+template <class T>
+__device__ __forceinline__ float largest_of(const Vec<T>& v) {
+  return max_value<T>(max_word(v));
+}
+template <class T>
+__device__ __forceinline__ float largest_of(const Single<T>& v) {
+  return widen(v.raw);
 }
 
-template <class T, class Access, int kHeld, int kCluster, bool kRest>
-__global__ void __launch_bounds__(kMaxRowThreads, 2) forward_kernel(ForwardArgs a, int64_t length) {
+// exp(x - largest) / sum. For 16-bit types the division is in the exponent.
+template <class T>
+struct Normalized {
+  __device__ __forceinline__ explicit Normalized(float2 sums) : exp(sums.x), factor(1 / sums.y) {
+    if (sizeof(T) == 2) exp.base += log2_fast(sums.y);
+  }
+  __device__ __forceinline__ float operator()(float x) const { return sizeof(T) == 2 ? exp(x) : exp(x) * factor; }
+  Exponential<sizeof(T) == 2> exp;
+  float factor;
+};
+
+template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+__global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) forward_kernel(ForwardArgs a, RowCut cut) {
+  using Exp = Exponential<sizeof(T) == 2>;
   constexpr int kSize = Access::kSize;
+  extern __shared__ uint4 memory[];
   __shared__ RowInbox<kCluster> inbox;
-  RowTeam<kCluster> team(inbox);
+  RowTeam team(inbox);
   for (int64_t row = team.first_row(); row < a.rows; row += team.row_step()) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     T* y = static_cast<T*>(a.y) + row * a.y_stride;
-    const RowSlice<T, Access> slice(x, a.cols, length, team.rank());
+    const RowSlice<T, Access> slice(x, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
+    const RowRest<T, Access> rest{x, memory, int64_t{kHeld} * step, cut.shared};
+    const auto of_rest = [&](auto&& f) { rest.for_each(rest.held, kRest ? slice.count : 0, f); };
 
     // 1. Load, and the sums: registers relative to their own largest, the rest as it comes.
+    if constexpr (kRest) {
+      rest.ask(slice);
+      commit_copies();
+    }
     Access held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -56,62 +71,69 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_kernel(ForwardArgs 
     float2 sums{single, 0.f};
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (begin + i * step >= kept) break;
-      float v[kSize];
-      held[i].to_float(v);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) sums.x = fmaxf(sums.x, v[k]);
+      if (begin + i * step < kept) sums.x = fmaxf(sums.x, largest_of(held[i]));
     }
-    const float base = finite(sums.x);
-    sums.y = exp_for<T>(single - base);
+    const auto add = [&](const Exp& e, const Access& values) {
+      float v[kSize];
+      values.to_float(v);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) sums.y += e(v[k]);
+    };
+    const Exp of_held(sums.x);
+    sums.y = of_held(single);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (begin + i * step >= kept) break;
-      float v[kSize];
-      held[i].to_float(v);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) sums.y += exp_for<T>(v[k] - base);
+      if (begin + i * step < kept) add(of_held, held[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) {
-      float v[kSize];
-      load_again<Access>(x + slice.at(i)).to_float(v);
-      take<T>(sums, v);
-    }
+    if constexpr (kRest) wait_copies(0);
+    of_rest([&](int64_t i) {
+      const Access values = rest(slice, i);
+      const float m = fmaxf(sums.x, largest_of(values));
+      sums = {m, sums.y * Exp::ratio(sums.x, m)};
+      add(Exp(m), values);
+    });
     sums = team.reduce(sums, MergeSums<T>());
 
     // 2. Write.
-    const float largest = finite(sums.x), scale = __frcp_rn(sums.y);
+    const Normalized<T> result(sums);
     const auto write = [&](int64_t i, const Access& values) {
       float v[kSize];
       values.to_float(v);
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) v[k] = exp_for<T>(v[k] - largest) * scale;
+      for (int k = 0; k < kSize; ++k) v[k] = result(v[k]);
       Access::from_float(v).store(y + slice.at(i));
     };
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) write(begin + i * step, held[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) write(i, load_again<Access>(x + slice.at(i)));
-    if (slice.single >= 0) y[slice.single] = narrow<T>(exp_for<T>(single - largest) * scale);
+    of_rest([&](int64_t i) { write(i, rest(slice, i)); });
+    if (slice.single >= 0) y[slice.single] = narrow<T>(result(single));
   }
 }
 
-template <class T, class Access, int kHeld, int kCluster, bool kRest>
-__global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArgs a, int64_t length) {
+template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+__global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_kernel(BackwardArgs a, RowCut cut) {
   constexpr int kSize = Access::kSize;
+  extern __shared__ uint4 memory[];
   __shared__ RowInbox<kCluster> inbox;
-  RowTeam<kCluster> team(inbox);
+  RowTeam team(inbox);
   for (int64_t row = team.first_row(); row < a.rows; row += team.row_step()) {
     const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
     const T* y = static_cast<const T*>(a.y) + row * a.y_stride;
     T* dx = static_cast<T*>(a.dx) + row * a.dx_stride;
-    const RowSlice<T, Access> slice(dy, a.cols, length, team.rank());
+    const RowSlice<T, Access> slice(dy, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
+    const RowRest<T, Access> rest_dy{dy, memory, int64_t{kHeld} * step, cut.shared};
+    const RowRest<T, Access> rest_y{y, memory + cut.shared, rest_dy.held, cut.shared};
+    const auto of_rest = [&](auto&& f) { rest_y.for_each(rest_y.held, kRest ? slice.count : 0, f); };
 
     // 1. Load, and the sum of dy y.
+    if constexpr (kRest) {
+      rest_dy.ask(slice);
+      rest_y.ask(slice);
+      commit_copies();
+    }
     Access held_dy[kHeld], held_y[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -132,9 +154,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArg
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) add(held_dy[i], held_y[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step)
-      add(load_again<Access>(dy + slice.at(i)), load_again<Access>(y + slice.at(i)));
+    if constexpr (kRest) wait_copies(0);
+    of_rest([&](int64_t i) { add(rest_dy(slice, i), rest_y(slice, i)); });
     sum = team.reduce({sum, 0.f}, AddPairs()).x;
 
     // 2. Write.
@@ -149,9 +170,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArg
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) write(begin + i * step, held_dy[i], held_y[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step)
-      write(i, load_again<Access>(dy + slice.at(i)), load_again<Access>(y + slice.at(i)));
+    of_rest([&](int64_t i) { write(i, rest_dy(slice, i), rest_y(slice, i)); });
     if (slice.single >= 0) dx[slice.single] = narrow<T>(single_y * (single_dy - sum));
   }
 }

@@ -5,24 +5,18 @@ namespace liger::sparsemax {
 
 void forward_cuda_cluster(const ForwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
-    constexpr int kHeld = most_held(1);
-    const HeldRowPlan p = choose_row(vectors_of(a.cols, a.dtype), 1, cluster_of(a, host.machine));
-    const auto kernel = p.rest           ? forward_kernel<T, Vec<T>, most_held(1, true), 8, true>
-                        : p.cluster == 2 ? forward_kernel<T, Vec<T>, kHeld, 2, false>
-                        : p.cluster == 4 ? forward_kernel<T, Vec<T>, kHeld, 4, false>
-                                         : forward_kernel<T, Vec<T>, kHeld, 8, false>;
+    const HeldRowPlan p = choose_row(vectors_of(a.cols, a.dtype), 1, cluster_of(a, host.machine), host.machine.shared_memory);
+    const auto kernel =
+        p.rest ? forward_kernel<T, Vec<T>, most_held(1, true), true, true> : forward_kernel<T, Vec<T>, most_held(1), true, false>;
     launch_row(kernel, a, p, host, "sparsemax");
   });
 }
 
 void backward_cuda_cluster(const BackwardArgs& a, const Host& host) {
   visit(a.dtype, [&]<class T>(Type<T>) {
-    constexpr int kHeld = most_held(2);
-    const HeldRowPlan p = choose_row(vectors_of(a.cols, a.dtype), 2, cluster_of(a, host.machine));
-    const auto kernel = p.rest           ? backward_kernel<T, Vec<T>, most_held(2, true), 8, true>
-                        : p.cluster == 2 ? backward_kernel<T, Vec<T>, kHeld, 2, false>
-                        : p.cluster == 4 ? backward_kernel<T, Vec<T>, kHeld, 4, false>
-                                         : backward_kernel<T, Vec<T>, kHeld, 8, false>;
+    const HeldRowPlan p = choose_row(vectors_of(a.cols, a.dtype), 2, cluster_of(a, host.machine), host.machine.shared_memory);
+    const auto kernel =
+        p.rest ? backward_kernel<T, Vec<T>, most_held(2, true), true, true> : backward_kernel<T, Vec<T>, most_held(2), true, false>;
     launch_row(kernel, a, p, host, "sparsemax");
   });
 }

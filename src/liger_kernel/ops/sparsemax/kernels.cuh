@@ -11,24 +11,32 @@ namespace {
 #define LIGER_ROW_FUNCTION __device__ __forceinline__
 #include <liger_kernel/ops/sparsemax/threshold.inl.h>
 
-template <class T, class Access, int kHeld, int kCluster, bool kRest>
-__global__ void __launch_bounds__(kMaxRowThreads, 2) forward_kernel(ForwardArgs a, int64_t length) {
+template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+__global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) forward_kernel(ForwardArgs a, RowCut cut) {
   constexpr int kSize = Access::kSize;
+  extern __shared__ uint4 memory[];
   __shared__ RowInbox<kCluster> inbox;
-  RowTeam<kCluster> team(inbox);
+  RowTeam team(inbox);
   for (int64_t row = team.first_row(); row < a.rows; row += team.row_step()) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     T* y = static_cast<T*>(a.y) + row * a.y_stride;
-    const RowSlice<T, Access> slice(x, a.cols, length, team.rank());
+    const RowSlice<T, Access> slice(x, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
+    const RowRest<T, Access> rest{x, memory, int64_t{kHeld} * step, cut.shared};
+    const auto of_rest = [&](auto&& f) { rest.for_each(rest.held, kRest ? slice.count : 0, f); };
 
     // 1. Load.
+    if constexpr (kRest) {
+      rest.ask(slice);
+      commit_copies();
+    }
     Access held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) held[i] = Access::load_streaming(x + slice.at(begin + i * step));
     }
     const float single = slice.single >= 0 ? widen(x[slice.single]) : -INFINITY;
+    if constexpr (kRest) wait_copies(0);
     // f(element) of all elements of this thread.
     const auto for_each = [&](auto&& f) {
       const auto visit_vector = [&](const Access& values) {
@@ -41,8 +49,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_kernel(ForwardArgs 
       for (int i = 0; i < kHeld; ++i) {
         if (begin + i * step < kept) visit_vector(held[i]);
       }
-#pragma unroll 2
-      for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) visit_vector(load_again<Access>(x + slice.at(i)));
+      of_rest([&](int64_t i) { visit_vector(rest(slice, i)); });
       f(single);
     };
 
@@ -85,25 +92,33 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward_kernel(ForwardArgs 
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) write(begin + i * step, held[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) write(i, load_again<Access>(x + slice.at(i)));
+    of_rest([&](int64_t i) { write(i, rest(slice, i)); });
     if (slice.single >= 0) y[slice.single] = narrow<T>(value(single));
   }
 }
 
-template <class T, class Access, int kHeld, int kCluster, bool kRest>
-__global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArgs a, int64_t length) {
+template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+__global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_kernel(BackwardArgs a, RowCut cut) {
   constexpr int kSize = Access::kSize;
+  extern __shared__ uint4 memory[];
   __shared__ RowInbox<kCluster> inbox;
-  RowTeam<kCluster> team(inbox);
+  RowTeam team(inbox);
   for (int64_t row = team.first_row(); row < a.rows; row += team.row_step()) {
     const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride;
     const T* y = static_cast<const T*>(a.y) + row * a.y_stride;
     T* dx = static_cast<T*>(a.dx) + row * a.dx_stride;
-    const RowSlice<T, Access> slice(dy, a.cols, length, team.rank());
+    const RowSlice<T, Access> slice(dy, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
+    const RowRest<T, Access> rest_dy{dy, memory, int64_t{kHeld} * step, cut.shared};
+    const RowRest<T, Access> rest_y{y, memory + cut.shared, rest_dy.held, cut.shared};
+    const auto of_rest = [&](auto&& f) { rest_y.for_each(rest_y.held, kRest ? slice.count : 0, f); };
 
     // 1. Load, and the sum of dy over the support and its size.
+    if constexpr (kRest) {
+      rest_dy.ask(slice);
+      rest_y.ask(slice);
+      commit_copies();
+    }
     Access held_dy[kHeld], held_y[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -128,10 +143,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArg
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) add(held_dy[i], held_y[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) {
-      add(load_again<Access>(dy + slice.at(i)), load_again<Access>(y + slice.at(i)));
-    }
+    if constexpr (kRest) wait_copies(0);
+    of_rest([&](int64_t i) { add(rest_dy(slice, i), rest_y(slice, i)); });
     sums = team.reduce(sums, AddPairs());
     const float mean = sums.x / sums.y;
 
@@ -148,10 +161,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) backward_kernel(BackwardArg
     for (int i = 0; i < kHeld; ++i) {
       if (begin + i * step < kept) write(begin + i * step, held_dy[i], held_y[i]);
     }
-#pragma unroll 2
-    for (int64_t i = begin + kHeld * step; kRest && i < slice.count; i += step) {
-      write(i, load_again<Access>(dy + slice.at(i)), load_again<Access>(y + slice.at(i)));
-    }
+    of_rest([&](int64_t i) { write(i, rest_dy(slice, i), rest_y(slice, i)); });
     if (slice.single >= 0) dx[slice.single] = narrow<T>(gradient(single_dy, single_y));
   }
 }

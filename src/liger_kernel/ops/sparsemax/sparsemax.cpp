@@ -37,7 +37,8 @@ std::string explain(const Problem& p) {
   if (p.machine.backend == Backend::kCuda) {
     const int64_t vectors = vectors_of(cols, p.dtype);
     const auto cluster = [&](const auto& a) { return reject_cluster(a, p.machine) ? 1 : cluster_of(a, p.machine); };
-    plan = describe(choose_row(vectors, 1, cluster(f))) + "; backward " + describe(choose_row(vectors, 2, cluster(b)));
+    plan = describe(choose_row(vectors, 1, cluster(f), p.machine.shared_memory)) + "; backward " +
+           describe(choose_row(vectors, 2, cluster(b), p.machine.shared_memory));
   }
   return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
          "plan\t" + plan + '\n';
