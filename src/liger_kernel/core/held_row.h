@@ -31,6 +31,11 @@ struct HeldRowPlan {
 // Vectors a thread that registers have room for: 8 for kernels that keep one operand, 4 for two; half of it beside the rest.
 constexpr int most_held(int operands, bool rest = false) { return (operands == 1 ? 8 : 4) / (rest ? 2 : 1); }
 
+// Vectors of each operand that the shared memory of a block has room for.
+inline int64_t most_shared(int operands, int64_t shared_memory) {
+  return std::max<int64_t>(shared_memory - kRowOwnMemory, 0) / (16 * operands);
+}
+
 // `vectors`: of a row, each of which is one access (16 bytes, or `bytes` where rows are not aligned; then none in shared memory).
 inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster, int64_t shared_memory, int bytes = 16) {
   HeldRowPlan p{.held = 1, .rest = false, .threads = 32, .rows_per_block = kRowsPerBlock, .cluster = cluster, .slice = vectors};
@@ -46,21 +51,22 @@ inline HeldRowPlan choose_row(int64_t vectors, int operands, int cluster, int64_
   p.rest = int64_t{most_held(operands)} * p.threads < p.slice;
   p.persistent = cluster > 1 || p.rest;
   if (p.rest) p.threads = kRestThreads;
-  if (cluster > 1 || p.held * p.threads < p.slice) p.held = most_held(operands, p.rest);
+  if (p.persistent || p.held * p.threads < p.slice) p.held = most_held(operands, p.rest);
   if (p.rest && bytes == 16) {
-    const int64_t room = (shared_memory - kRowOwnMemory) / (16 * operands);
-    p.shared = static_cast<int>(std::clamp<int64_t>(p.slice - p.held * p.threads, 0, std::max<int64_t>(room, 0)));
+    p.shared = static_cast<int>(std::clamp<int64_t>(p.slice - p.held * p.threads, 0, most_shared(operands, shared_memory)));
     p.shared_bytes = p.shared * 16 * operands;
   }
   return p;
 }
 
-// Blocks for a row of `vectors` in `rows` of them: what its registers need, and more where rows are too few to fill the machine.
-inline int cluster_for(int64_t rows, int64_t vectors, int operands, int multiprocessors) {
-  const int64_t capacity = int64_t{kMaxRowThreads} * most_held(operands);
+// Blocks for a row of `vectors` in `rows` of them: as few as hold it, since exchanges between blocks cost more than shared memory does, and
+// more where rows are too few to fill the machine.
+inline int cluster_for(int64_t rows, int64_t vectors, int operands, const Machine& m) {
+  const int64_t held = std::max(int64_t{kMaxRowThreads} * most_held(operands),
+                                int64_t{kRestThreads} * most_held(operands, true) + most_shared(operands, m.shared_memory));
   int cluster = 1;
-  while (cluster < kMaxRowCluster && cluster * capacity < vectors) cluster *= 2;
-  while (cluster < kMaxRowCluster && rows * cluster * 2 <= multiprocessors && vectors / cluster >= 1024) cluster *= 2;
+  while (cluster < kMaxRowCluster && cluster * held < vectors) cluster *= 2;
+  while (cluster < kMaxRowCluster && rows * cluster * 2 <= m.multiprocessors && vectors / cluster >= 1024) cluster *= 2;
   return cluster;
 }
 

@@ -64,7 +64,7 @@ class RowTeam {
 
  public:
   __device__ explicit RowTeam(Inbox& inbox) : inbox_(inbox), blocks_(kCluster ? cluster_blocks() : 1) {
-    if constexpr (kCluster) {
+    if (kCluster && blocks_ > 1) {
       if (threadIdx.x == 0) {
         barrier_init(&inbox.arrived[0], 1);
         barrier_init(&inbox.arrived[1], 1);
@@ -74,10 +74,7 @@ class RowTeam {
       cluster_arrive();
     }
   }
-  __device__ int rank() const {
-    if constexpr (kCluster) return static_cast<int>(cluster_rank());
-    return 0;
-  }
+  __device__ int rank() const { return kCluster && blocks_ > 1 ? static_cast<int>(cluster_rank()) : 0; }
   __device__ int64_t first_row() const { return int64_t{blockIdx.x / blocks_} * blockDim.y + threadIdx.y; }
   __device__ int64_t row_step() const { return int64_t{gridDim.x / blocks_} * blockDim.y; }
 
@@ -87,10 +84,10 @@ class RowTeam {
   __device__ __forceinline__ Value reduce(Value v, Combine combine) {
     v = warp_combine(v, combine);
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (!kCluster && warps == 1) return v;
+    if (blocks_ == 1 && warps == 1) return v;
     const int entries = blocks_ * warps;
     Value* box = inbox_.entries[turn_ & 1];
-    if constexpr (kCluster) {
+    if (kCluster && blocks_ > 1) {
       uint64_t* barrier = &inbox_.arrived[turn_ & 1];
       if (turn_ == 0) cluster_wait();  // before that, a peer's memory may not be written
       if (threadIdx.x == 0) barrier_expect(barrier, entries * static_cast<int>(sizeof(Value)));

@@ -36,14 +36,9 @@ std::string explain(const Problem& p) {
   std::string plan = "a row a thread at a time, from cache after its first pass";
   if (p.machine.backend == Backend::kCuda) {
     const int64_t vectors = vectors_of(cols, p.dtype);
-    const auto plan_of = [&](const auto& a, int operands) {
-      const bool clusters = !reject_cluster(a, p.machine);
-      const StagedPlan staged = choose_staged(a, p.machine);
-      return clusters && staged.cluster > 0
-                 ? describe(staged)
-                 : describe(choose_row(vectors, operands, clusters ? kMaxRowCluster : 1, p.machine.shared_memory));
-    };
-    plan = plan_of(f, 1) + "; backward " + plan_of(b, 2);
+    const auto cluster = [&](const auto& a) { return reject_cluster(a, p.machine) ? 1 : cluster_of(a, p.machine); };
+    plan = describe(choose_row(vectors, 1, cluster(f), p.machine.shared_memory)) + "; backward " +
+           describe(choose_row(vectors, 2, cluster(b), p.machine.shared_memory));
   }
   return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
          "plan\t" + plan + '\n';

@@ -6,12 +6,8 @@
 namespace liger::sparsemax {
 
 inline int64_t vectors_of(int64_t cols, DType dtype) { return cols * size_of(dtype) / 16; }
-inline int cluster_of(const ForwardArgs& a, const Machine& m) {
-  return cluster_for(a.rows, vectors_of(a.cols, a.dtype), 1, m.multiprocessors);
-}
-inline int cluster_of(const BackwardArgs& a, const Machine& m) {
-  return cluster_for(a.rows, vectors_of(a.cols, a.dtype), 2, m.multiprocessors);
-}
+inline int cluster_of(const ForwardArgs& a, const Machine& m) { return cluster_for(a.rows, vectors_of(a.cols, a.dtype), 1, m); }
+inline int cluster_of(const BackwardArgs& a, const Machine& m) { return cluster_for(a.rows, vectors_of(a.cols, a.dtype), 2, m); }
 
 inline const char* reject_vector(const ForwardArgs& a, const Machine&) {
   return reject_unlike(a.rows, a.dtype, {a.x_stride, a.y_stride}, {a.x, a.y});
