@@ -142,7 +142,7 @@ template <class T, class Access>
 struct RowRest {
   // f(v) for this thread's vectors of the rest
   template <class F>
-  __device__ __forceinline__ static void for_each(int64_t held, int64_t count, F&& f) {
+  __device__ __forceinline__ void for_each(int64_t count, F&& f) const {
 #pragma unroll 2
     for (int64_t v = held + threadIdx.x; v < count; v += blockDim.x) f(v);
   }
@@ -172,7 +172,7 @@ struct RowCut {
   int shared;      // of each operand
 };
 
-// The launch of a kernel of a HeldRowPlan; Clusters are persistent: to start one costs more than a row.
+// The launch of a kernel of a HeldRowPlan. Clusters are persistent: to start one costs more than a row.
 template <class Args>
 void launch_row(void (*kernel)(Args, RowCut), const Args& a, const HeldRowPlan& p, const Host& host, const char* op) {
   int64_t groups = std::min<int64_t>((a.rows + p.rows_per_block - 1) / p.rows_per_block, 0x7fffffff / kMaxRowCluster);

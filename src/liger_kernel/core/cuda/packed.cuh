@@ -21,13 +21,13 @@ __device__ __forceinline__ float log2_fast(float x) {
   return y;
 }
 // exp(scale (x - largest)), largest taken as 0 while it is -inf. kFast, for 16-bit types: base 2, whose error of |argument| 2^-24 their own
-// rounding hides.
+// rounding hides. The difference is exact where it counts; scale x - scale largest in one instruction would be off by the size of x.
 template <bool kFast>
 struct Exponential {
   __device__ __forceinline__ explicit Exponential(float largest, float scale = 1)
-      : scale(kFast ? scale * kExpToExp2 : scale), base(largest == -INFINITY ? 0.f : largest * this->scale) {}
+      : scale(kFast ? scale * kExpToExp2 : scale), base(largest == -INFINITY ? 0.f : largest) {}
   __device__ __forceinline__ float operator()(float x) const {
-    const float v = fmaf(x, scale, -base);
+    const float v = (x - base) * scale;
     return kFast ? exp2_fast(v) : expf(v);
   }
   // of sums relative to `from`, to make them relative to the largest
@@ -37,6 +37,8 @@ struct Exponential {
   float scale, base;
 };
 
+// A product that no addition joins to one instruction.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 // The larger; NaN if either is.
 __device__ __forceinline__ float larger_or_nan(float a, float b) {
   float y;

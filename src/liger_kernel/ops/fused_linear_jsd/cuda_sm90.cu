@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kThreads, 2) read_once(DivergenceArgs a, int s
       return team.reduce(sums, MergeLogSums<kFast>{factor});
     };
     const float4 tempered = log_sums(scale), plain = hard_apart ? log_sums(1.f) : tempered;
-    const Jsd<kKind, kFast> jsd(a.loss, {{tempered.x * scale, tempered.y}, {tempered.z * scale, tempered.w}, {}});
+    const Jsd<kKind, kFast> jsd(a.loss,
+                                {{rounded_product(tempered.x, scale), tempered.y}, {rounded_product(tempered.z, scale), tempered.w}, {}});
     const Hard<kFast> hard(a, {plain.x, plain.y}, label.column, share);
 
     // 4. Sums of the divergence.

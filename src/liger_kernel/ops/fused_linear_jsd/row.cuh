@@ -33,7 +33,8 @@ struct LogSoftmax {
   LogSoftmax() = default;
   __device__ __forceinline__ explicit LogSoftmax(const LogSum& s) : top(s.top), log_sum(logf(s.sum)) {}
   __device__ __forceinline__ float operator()(float z) const { return (z - top) - log_sum; }
-  __device__ __forceinline__ float log2_sum() const { return (top + log_sum) * kExpToExp2; }
+  // log2 of a probability, bounded as mixture() of jsd/column.inl.h wants it
+  __device__ __forceinline__ float log2(float z) const { return bounded(fmaf(z - top, kExpToExp2, -log_sum * kExpToExp2)); }
   float top, log_sum;
 };
 
@@ -78,9 +79,8 @@ struct Jsd {
       return column<kKind, kFast>(student(s * scale), teacher(t * scale), beta);
     }
   }
-  // log2 of a probability
-  __device__ __forceinline__ float log2_q(float s) const { return bounded(fmaf(s, scale * kExpToExp2, -student.log2_sum())); }
-  __device__ __forceinline__ float log2_p(float t) const { return bounded(fmaf(t, scale * kExpToExp2, -teacher.log2_sum())); }
+  __device__ __forceinline__ float log2_q(float s) const { return student.log2(rounded_product(s, scale)); }
+  __device__ __forceinline__ float log2_p(float t) const { return teacher.log2(rounded_product(t, scale)); }
 
   LogSoftmax student, teacher;
   float scale, beta;

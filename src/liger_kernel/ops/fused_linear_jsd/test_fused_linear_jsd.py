@@ -112,6 +112,17 @@ def test_student_equal_to_teacher(divergence, device):
 
 
 @on_devices
+@pytest.mark.parametrize("vocab", [515, 4104])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_equal_and_far_from_zero(dtype, vocab, device):
+    """Logits of 10^5: a log-probability keeps the precision of its distance to the largest logit."""
+    torch.manual_seed(4)
+    x, weight, _, _, target = make(20, 32, 32, vocab, dtype, device, scale=1e5)
+    loss, dx, dw, _ = gradients(distill, x, weight, x, weight, target, beta=0.5)
+    assert 0 <= float(loss) < 1e-6 and float(dx.abs().max()) < 1e-6 * 1e5 and float(dw.abs().max()) < 1e-6
+
+
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hard_weight", [0.0, 0.5])
 def test_every_label_ignored(hard_weight, dtype, device):

@@ -31,13 +31,11 @@ __device__ __forceinline__ float largest_of(const Single<T>& v) {
   return widen(v.raw);
 }
 
-// exp(x - largest) / sum. For 16-bit types the division is in the exponent.
+// exp(x - largest) / sum
 template <class T>
 struct Normalized {
-  __device__ __forceinline__ explicit Normalized(float2 sums) : exp(sums.x), factor(1 / sums.y) {
-    if (sizeof(T) == 2) exp.base += log2_fast(sums.y);
-  }
-  __device__ __forceinline__ float operator()(float x) const { return sizeof(T) == 2 ? exp(x) : exp(x) * factor; }
+  __device__ __forceinline__ explicit Normalized(float2 sums) : exp(sums.x), factor(1 / sums.y) {}
+  __device__ __forceinline__ float operator()(float x) const { return exp(x) * factor; }
   Exponential<sizeof(T) == 2> exp;
   float factor;
 };
@@ -55,7 +53,9 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) forward_ker
     const RowSlice<T, Access> slice(x, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
     const RowRest<T, Access> rest{x, memory, int64_t{kHeld} * step, cut.shared};
-    const auto of_rest = [&](auto&& f) { rest.for_each(rest.held, kRest ? slice.count : 0, f); };
+    const auto of_rest = [&](auto&& f) {
+      if constexpr (kRest) rest.for_each(slice.count, f);
+    };
 
     // 1. Load, and the sums: registers relative to their own largest, the rest as it comes.
     if constexpr (kRest) {
@@ -126,7 +126,9 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_ke
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
     const RowRest<T, Access> rest_dy{dy, memory, int64_t{kHeld} * step, cut.shared};
     const RowRest<T, Access> rest_y{y, memory + cut.shared, rest_dy.held, cut.shared};
-    const auto of_rest = [&](auto&& f) { rest_y.for_each(rest_y.held, kRest ? slice.count : 0, f); };
+    const auto of_rest = [&](auto&& f) {
+      if constexpr (kRest) rest_y.for_each(slice.count, f);
+    };
 
     // 1. Load, and the sum of dy y.
     if constexpr (kRest) {

@@ -35,6 +35,17 @@ def test_scales(dtype, device):
         check(*inputs((9, 300), device, dtype, scale), compare_eager=False)
 
 
+@pytest.mark.parametrize("cols", [40, 5000, 50257, 128256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_far_from_zero(dtype, cols, device):
+    """Elements whose size is far above their distances: the nearest that the type can tell apart, and equal ones."""
+    for top in (100.0, 3000.0, 6e4, -6e4) + ((1e6, -1e8) if dtype != torch.float16 else ()):
+        x, dy = inputs((3, cols), device, dtype)
+        step = torch.finfo(dtype).eps * abs(top)
+        x = (top - step * torch.randint(0, 9, x.shape, device=device)).to(dtype)
+        check(x, dy, compare_eager=False)
+
+
 @pytest.mark.parametrize("grad_layout", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, grad_layout, device):

@@ -23,7 +23,9 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) forward_ker
     const RowSlice<T, Access> slice(x, a.cols, cut.length, team.rank());
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
     const RowRest<T, Access> rest{x, memory, int64_t{kHeld} * step, cut.shared};
-    const auto of_rest = [&](auto&& f) { rest.for_each(rest.held, kRest ? slice.count : 0, f); };
+    const auto of_rest = [&](auto&& f) {
+      if constexpr (kRest) rest.for_each(slice.count, f);
+    };
 
     // 1. Load.
     if constexpr (kRest) {
@@ -111,7 +113,9 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_ke
     const int begin = threadIdx.x, step = blockDim.x, kept = slice.count < kHeld * step ? static_cast<int>(slice.count) : kHeld * step;
     const RowRest<T, Access> rest_dy{dy, memory, int64_t{kHeld} * step, cut.shared};
     const RowRest<T, Access> rest_y{y, memory + cut.shared, rest_dy.held, cut.shared};
-    const auto of_rest = [&](auto&& f) { rest_y.for_each(rest_y.held, kRest ? slice.count : 0, f); };
+    const auto of_rest = [&](auto&& f) {
+      if constexpr (kRest) rest_y.for_each(slice.count, f);
+    };
 
     // 1. Load, and the sum of dy over the support and its size.
     if constexpr (kRest) {
