@@ -28,6 +28,12 @@ def test_help_lists_every_command():
         assert command in text
 
 
+def test_version():
+    from liger_kernel import __version__
+
+    assert liger("--version").strip() == __version__
+
+
 def test_doctor():
     text = liger("doctor")
     for words in ("liger-kernel", "torch", "transformers", "CUDA driver", "Kernels see", "rms_norm", "The kernels work."):
@@ -56,6 +62,7 @@ def test_ops_and_explain():
     (("rms_norm", "99999999999999999999x0", "bf16", "cpu"), "more elements than 64 bits count"),
     (("rms_norm", "8x8", "int8", "cpu"), "fp32, bf16 or fp16"),
     (("nothing", "8x8", "bf16", "cpu"), "no op is called nothing"),
+    (("llama4_rope", "8x8", "bf16", "cpu"), "has no kernels of its own"),
     (("rms_norm", "8x8", "bf16", "tpu"), "is no device"),
     (("rms_norm", "8x8", "bf16", "cuda:99"), "is not there"),
 ])

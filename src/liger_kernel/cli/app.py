@@ -33,6 +33,21 @@ def pick_device(device):
     return kind
 
 
+def _version(wanted: bool):
+    if wanted:
+        from liger_kernel._version import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")] = False,
+):
+    pass
+
+
 @app.command()
 def doctor():
     """Say what is installed, which kernels run here, and what is missing. Exit code 1 when the library does not work."""

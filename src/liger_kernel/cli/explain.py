@@ -1,6 +1,7 @@
 """`liger ops` and `liger explain`: the registry of the native library as tables."""
 
 import math
+import pathlib
 
 from rich.table import Table
 
@@ -35,6 +36,16 @@ def show_ops():
     record.console().print(table)
 
 
+def _composed(op):
+    """What to say of an op without kernels of its own; None for others."""
+    from liger_kernel import _native, ops
+
+    folder = pathlib.Path(ops.__file__).parent / op
+    if op.isidentifier() and (folder / "__init__.py").exists() and op not in [name for name, *_ in _native.list_ops()]:
+        return f"{op} has no kernels of its own: it is made of ops that `liger ops` lists and of PyTorch's; {op}/README.md says how"
+    return None
+
+
 def show(op, shape, dtype, device):
     """Prints one row per variant and the plan. Returns the exit code: 2 for a question that the op does not understand."""
     from liger_kernel import _native
@@ -43,7 +54,7 @@ def show(op, shape, dtype, device):
     try:
         rows, plan = _native.explain(op, parse_shape(shape), dtype, device_index(device))
     except ValueError as e:
-        console.print(f"[red]{e}[/]", highlight=False)
+        console.print(f"[red]{_composed(op) or e}[/]", highlight=False)
         return 2
     title = f"{op} {shape} {dtype} on {_native.machine(device_index(device))}"
     table = Table("pass", "variant", "", "why", title=title, title_justify="left")
