@@ -1,5 +1,8 @@
 // How losses of pairs of elements (input, target) are laid out over CUDA blocks and CPU threads; kl_div and tvd use it. The matrix is cut
-// into items, spans of one row; a fixed number of blocks takes them in turn, and each writes one partial sum.
+// into items, spans of one row. On CUDA a thread takes one vector of each operand and a block one item, whose sum it writes: many short
+// blocks keep more of the memory busy than few that take items in turn. H200, KL of 8192 x 128256 in bf16, forward as a multiple of a
+// copy, without the addition of the sums: blocks of 1, 4, 16 items 1.01, 1.04, 1.07; of two vectors a thread 1.03, 1.05, 1.08. With it,
+// 1056 blocks that take all items in turn: 1.11.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
@@ -9,9 +12,10 @@
 
 namespace liger {
 
-constexpr int kPairThreads = 256;     // at most
-constexpr int kPairAccesses = 2;      // of each operand in flight for a thread
-constexpr int64_t kPairPiece = 4096;  // columns of an item on the CPU
+constexpr int kPairThreads = 256;         // at most
+constexpr int64_t kPairBlocks = 1 << 20;  // at most; beyond, blocks take items in turn
+constexpr int kPairSums = 128;            // into which the sums of many blocks are added first
+constexpr int64_t kPairPiece = 4096;      // columns of an item on the CPU
 
 struct PairPlan {
   int threads;
@@ -21,19 +25,19 @@ struct PairPlan {
   int64_t blocks;
 };
 
-inline PairPlan cover_pairs(int64_t rows, int64_t cols, int width, const Machine& m) {
+inline PairPlan cover_pairs(int64_t rows, int64_t cols, int width) {
   PairPlan p{};
   p.threads = 32;
-  while (p.threads < kPairThreads && int64_t{p.threads} * width * kPairAccesses < cols) p.threads *= 2;
-  p.span = int64_t{p.threads} * width * kPairAccesses;
+  while (p.threads < kPairThreads && int64_t{p.threads} * width < cols) p.threads *= 2;
+  p.span = int64_t{p.threads} * width;
   p.chunks = (cols + p.span - 1) / p.span;
   p.items = rows * p.chunks;
-  p.blocks = std::min<int64_t>(p.items, int64_t{m.multiprocessors} * std::min(32, 2048 / p.threads));
+  p.blocks = std::min(p.items, kPairBlocks);
   return p;
 }
 
 inline std::string describe(const PairPlan& p) {
-  return std::to_string(p.items) + " items of " + std::to_string(p.span) + " columns in turn, " + std::to_string(p.blocks) + " blocks of " +
+  return std::to_string(p.items) + " items of " + std::to_string(p.span) + " columns, " + std::to_string(p.blocks) + " blocks of " +
          std::to_string(p.threads) + " threads";
 }
 

@@ -72,75 +72,56 @@ __global__ void __launch_bounds__(kPairThreads) pairs_forward(Args a, PairPlan p
   __shared__ float scratch[32];
   const float factor = element.factor();
   float total = 0;
-  PairItem now(plan, blockIdx.x);
-  bool skip = element.skips(now.row);
   for (int64_t item = blockIdx.x; item < plan.items; item += gridDim.x) {
-    // Whether the next row counts is asked an item ahead: loads wait for the answer.
-    const PairItem next(plan, item + gridDim.x < plan.items ? item + gridDim.x : item);
-    const bool skip_next = element.skips(next.row);
-    const int64_t first = now.column + int64_t{threadIdx.x} * kSize, step = int64_t{blockDim.x} * kSize;
+    const PairItem now(plan, item);
+    const bool skip = element.skips(now.row);
+    const int64_t j = now.column + int64_t{threadIdx.x} * kSize;
     const int64_t input = now.row * a.input_stride, target = now.row * a.target_stride;
     const int64_t loss = now.row * a.loss_stride, grad = now.row * a.grad_stride;
-
-    // 1. Load everything.
-    typename Access::Raw x[kPairAccesses], t[kPairAccesses];
-#pragma unroll
-    for (int i = 0; i < kPairAccesses; ++i) {
-      const int64_t j = first + i * step;
-      if (skip || j + kSize > a.cols) continue;
-      x[i] = Access::load(a.input, a.dtype, input + j);
-      t[i] = Access::load(a.target, a.target_dtype, target + j);
-    }
-
-    // 2. Compute and write; the last columns of a row that fill no vector go one by one.
-#pragma unroll
-    for (int i = 0; i < kPairAccesses; ++i) {
-      const int64_t j = first + i * step;
-      if (j + kSize > a.cols) {
-        for (int64_t k = j; k < a.cols; ++k) {
-          float value = 0, slope = 0;
-          if (!skip) element(read(a.input, a.dtype, input + k), read(a.target, a.target_dtype, target + k), value, slope);
-          total += value;
-          if (a.loss) a.loss[loss + k] = value;
-          if (a.grad) write(slope * factor, a.grad, a.dtype, grad + k);
-        }
-        continue;
+    if (j + kSize > a.cols) {  // the last columns of a row that fill no vector, one by one
+      for (int64_t k = j; k < a.cols; ++k) {
+        float value = 0, slope = 0;
+        if (!skip) element(read(a.input, a.dtype, input + k), read(a.target, a.target_dtype, target + k), value, slope);
+        total += value;
+        if (a.loss) a.loss[loss + k] = value;
+        if (a.grad) write(slope * factor, a.grad, a.dtype, grad + k);
       }
-      float xs[kSize], ts[kSize];
-      if (skip) {
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) xs[k] = ts[k] = 0;
-      } else {
-        x[i].to_float(xs), t[i].to_float(ts);
-        float sum = 0;
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) {
-          float value, slope;
-          element(xs[k], ts[k], value, slope);
-          xs[k] = value, ts[k] = slope * factor;
-          sum += value;
-        }
-        total += sum;
-      }
-      if (a.loss) Access::store_fp32(xs, a.loss + loss + j);
-      if (a.grad) Access::store(ts, a.grad, a.dtype, grad + j);
+      continue;
     }
-    now = next;
-    skip = skip_next;
+    float values[kSize] = {}, slopes[kSize] = {};
+    if (!skip) {
+      const typename Access::Raw x = Access::load(a.input, a.dtype, input + j), t = Access::load(a.target, a.target_dtype, target + j);
+      float xs[kSize], ts[kSize], sum = 0;
+      x.to_float(xs), t.to_float(ts);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        element(xs[k], ts[k], values[k], slopes[k]);
+        slopes[k] *= factor;
+        sum += values[k];
+      }
+      total += sum;
+    }
+    if (a.loss) Access::store_fp32(values, a.loss + loss + j);
+    if (a.grad) Access::store(slopes, a.grad, a.dtype, grad + j);
   }
   if (partial == nullptr) return;
   total = block_sum(total, scratch);
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-template <class Element>
-__global__ void __launch_bounds__(1024) add_pairs(const float* partial, int64_t count, Element element, float* total) {
+// out[block] = factor * the block's share of `count` sums, in a fixed order.
+template <class Factor>
+__global__ void __launch_bounds__(1024) add_pairs(const float* sums, int64_t count, Factor factor, float* out) {
   __shared__ float scratch[32];
   float sum = 0;
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
+#pragma unroll 4  // loads in flight
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) sum += sums[i];
   sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) *total = sum * element.factor();
+  if (threadIdx.x == 0) out[blockIdx.x] = sum * factor.factor();
 }
+struct NoFactor {
+  __device__ __forceinline__ float factor() const { return 1; }
+};
 
 // grad = slope factor dy, for a gradient dy of each element's loss or of their sum.
 template <class Access, class Args, class Element>
@@ -149,50 +130,52 @@ __global__ void __launch_bounds__(kPairThreads) pairs_backward(Args a, PairPlan 
   const float factor = a.of_total ? element.factor() * *a.dy : element.factor();
   for (int64_t item = blockIdx.x; item < plan.items; item += gridDim.x) {
     const PairItem now(plan, item);
-    const int64_t row = now.row, first = now.column + int64_t{threadIdx.x} * kSize;
+    const int64_t row = now.row, j = now.column + int64_t{threadIdx.x} * kSize;
     const float* dys = a.of_total ? nullptr : a.dy + row * a.dy_stride;
     const bool skip = element.skips(row);
-#pragma unroll
-    for (int i = 0; i < kPairAccesses; ++i) {
-      const int64_t j = first + i * int64_t{blockDim.x} * kSize;
-      if (j + kSize > a.cols) {
-        for (int64_t k = j; k < a.cols; ++k) {
-          const float slope = skip ? 0.f : element.slope(a, row, k) * factor * (dys ? dys[k] : 1.f);
-          write(slope, a.grad, a.dtype, row * a.grad_stride + k);
-        }
-        continue;
+    if (j + kSize > a.cols) {
+      for (int64_t k = j; k < a.cols; ++k) {
+        const float slope = skip ? 0.f : element.slope(a, row, k) * factor * (dys ? dys[k] : 1.f);
+        write(slope, a.grad, a.dtype, row * a.grad_stride + k);
       }
-      float slope[kSize], dy[kSize];
-      if (skip) {
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) slope[k] = 0;
-      } else {
-        element.template slopes<Access>(a, row, j, slope);
-        if (dys) Access::load_fp32(dy, dys + j);
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) slope[k] *= factor * (dys ? dy[k] : 1.f);
-      }
-      Access::store(slope, a.grad, a.dtype, row * a.grad_stride + j);
+      continue;
     }
+    float slope[kSize] = {}, dy[kSize];
+    if (!skip) {
+      element.template slopes<Access>(a, row, j, slope);
+      if (dys) Access::load_fp32(dy, dys + j);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) slope[k] *= factor * (dys ? dy[k] : 1.f);
+    }
+    Access::store(slope, a.grad, a.dtype, row * a.grad_stride + j);
   }
 }
 
 template <class Access, class Args, class Element>
 void launch_pairs_forward(const Args& a, const Element& element, const Host& host, const char* op) {
-  const PairPlan plan = cover_pairs(a.rows, a.cols, Access::kSize, host.machine);
-  const Scratch partial = a.total ? host.scratch(std::max<int64_t>(plan.blocks, 1) * sizeof(float)) : Scratch{};
+  const PairPlan plan = cover_pairs(a.rows, a.cols, Access::kSize);
+  const Scratch scratch = a.total ? host.scratch((plan.blocks + kPairSums) * sizeof(float)) : Scratch{};
+  float* partial = a.total ? scratch.as<float>() + kPairSums : nullptr;
   if (plan.blocks > 0) {
-    pairs_forward<Access><<<static_cast<unsigned>(plan.blocks), plan.threads, 0, stream_of(host)>>>(a, plan, element, partial.as<float>());
+    pairs_forward<Access><<<static_cast<unsigned>(plan.blocks), plan.threads, 0, stream_of(host)>>>(a, plan, element, partial);
     check_launch(op);
   }
   if (!a.total) return;
-  add_pairs<<<1, 1024, 0, stream_of(host)>>>(partial.as<float>(), plan.blocks, element, a.total);
+  float* sums = partial;
+  int64_t count = plan.blocks;
+  if (count > 8 * kPairSums) {
+    sums = scratch.as<float>();
+    add_pairs<<<kPairSums, 1024, 0, stream_of(host)>>>(partial, count, NoFactor{}, sums);
+    check_launch(op);
+    count = kPairSums;
+  }
+  add_pairs<<<1, 1024, 0, stream_of(host)>>>(sums, count, element, a.total);
   check_launch(op);
 }
 
 template <class Access, class Args, class Element>
 void launch_pairs_backward(const Args& a, const Element& element, const Host& host, const char* op) {
-  const PairPlan plan = cover_pairs(a.rows, a.cols, Access::kSize, host.machine);
+  const PairPlan plan = cover_pairs(a.rows, a.cols, Access::kSize);
   if (plan.blocks == 0) return;
   pairs_backward<Access><<<static_cast<unsigned>(plan.blocks), plan.threads, 0, stream_of(host)>>>(a, plan, element);
   check_launch(op);

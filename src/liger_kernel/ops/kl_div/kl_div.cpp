@@ -55,7 +55,7 @@ std::string explain(const Problem& p) {
                        .target_dtype = p.dtype};
   return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
          "plan\t" +
-         (p.machine.backend == Backend::kCuda ? describe(cover_pairs(rows, cols, static_cast<int>(16 / size_of(p.dtype)), p.machine))
+         (p.machine.backend == Backend::kCuda ? describe(cover_pairs(rows, cols, static_cast<int>(16 / size_of(p.dtype))))
                                               : "pieces of at most " + std::to_string(kPairPiece) + " columns, one pass") +
          '\n';
 }
