@@ -115,7 +115,7 @@ def test_refuses(given, whole, tmp_path):
         (("tiny", "--checkpoint", "some"), "expected full, compact or none"),
         (("tiny", "--synthetic", "--data", "x"), "takes the place of --data"),
         (("tiny", "--device", "cuda:99"), "is not there"),
-        (("tiny", "--device", "cpu", "--out", tmp_path, "--tokens", 5), "less than two steps"),
+        (("tiny", "--device", "cpu", "--out", tmp_path, "--tokens", 5), "no more than one step"),
         (("tiny", "--device", "cpu", "--out", tmp_path, "--data", tmp_path / "none"), "is not there"),
         (("tiny", "--device", "cpu", "--out", tmp_path, "--tokenizer", "none"), "expected bytes, bpe or a folder"),
         (("--from", out / "report.json", "--json", "x"), "nothing for --json to write"),
@@ -212,6 +212,16 @@ def test_tokenizers(tmp_path):
     trained.save(str(tmp_path / "tokenizer.json"))
     made = data.prepare(tmp_path / "own", [str(tmp_path / "t.txt")], str(tmp_path), 300, 1000)
     assert list(np.fromfile(made["path"], np.int32)[:4]) == [0, 1, 2, 2]
+
+
+def test_whole_steps_of_at_least_the_tokens():
+    assert [settings.settings("tiny", "cpu", tokens)["steps"] for tokens in (1025, 2048, 2049)] == [2, 2, 3]
+
+
+def test_sentence_says_how_far_the_other_seed_went(whole):
+    document = json.loads((whole[0] / "report.json").read_text())
+    document["arms"]["spread"] = {name: values[:6] for name, values in document["arms"]["spread"].items()}
+    assert "another seed's, over 192, by " in report.compare(document)["sentence"]
 
 
 def test_the_body_of_100m():

@@ -65,7 +65,9 @@ def compare(document):
     text = (f"{verdict}: over {found['tokens']:,} tokens the loss of {who} differs by at most {ours['largest_smooth']:.2g} relative "
             f"(smoothed over {window} logged steps; limit {limit:g}), {ours['largest_raw']:.2g} at any single step")
     if spread and spread["largest_smooth"] is not None:
-        text += f"; another seed's by {spread['largest_smooth']:.2g} and {spread['largest_raw']:.2g}"
+        over = spread["steps"][-1] * config["batch"] * config["seq"]
+        text += f"; another seed's{'' if over >= found['tokens'] else f', over {over:,},'} by {spread['largest_smooth']:.2g} and "
+        text += f"{spread['largest_raw']:.2g}"
     if not found["complete"]:
         whole = config["steps"] * config["batch"] * config["seq"]
         text += f"; not finished: {found['tokens']:,} of {whole:,} tokens, the same command goes on"
@@ -133,6 +135,7 @@ def plot_loss(path, document, found):
     bottom.axhline(document["limit"], color="#222222", linestyle="--", linewidth=1, label="limit")
     bottom.set_yscale("symlog", linthresh=1e-8)
     bottom.set(xlabel="tokens", ylabel="relative difference of the loss")
+    bottom.set_ylim(bottom=0)
     top.set(ylabel="loss", title=f"Loss, mean of {window} logged steps, and its difference to the first run (pale: single steps)")
     for axes in (top, bottom):
         axes.grid(alpha=0.3)

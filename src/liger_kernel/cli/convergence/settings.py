@@ -35,14 +35,14 @@ def settings(model, device, tokens, **options):
     """What both arms share; None in `options` is the device's default.
 
     Raises:
-        ValueError: an unknown model, or fewer tokens than two steps take.
+        ValueError: an unknown model, or no more tokens than one step takes.
     """
     entries = numbers(model)
     kind = "cpu" if device == "cpu" else "cuda"
     config = (CPU if kind == "cpu" else CUDA) | {k: v for k, v in options.items() if v is not None}
-    steps = (tokens or TOKENS[kind]) // (config["batch"] * config["seq"])
+    steps = -(-(tokens or TOKENS[kind]) // (config["batch"] * config["seq"]))  # whole steps, of at least so many tokens
     if steps < 2:
-        raise ValueError(f"--tokens {tokens} is less than two steps of {config['batch']} x {config['seq']}")
+        raise ValueError(f"--tokens {tokens} is no more than one step of {config['batch']} x {config['seq']}; at least two are compared")
     small = entries.get("hidden_size", 768) < 512
     config.setdefault("lr", 1e-3 if small else 6e-4)
     return config | {"name": model, "model": entries, "steps": steps, "warmup": max(1, steps // 50), "clip": 1.0}
