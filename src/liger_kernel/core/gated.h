@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <string>
 
+#include <liger_kernel/core/registry.h>
 #include <liger_kernel/core/variant.h>
 
 namespace liger {
@@ -59,6 +60,24 @@ inline const char* reject_unaligned(int64_t rows, DType dtype, std::initializer_
     if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return "a pointer is not 16-byte aligned";
   }
   return nullptr;
+}
+
+// What explain says of an elementwise op over [rows, cols] without gaps.
+template <class Forward, class Backward>
+std::string explain_gated(const char* op, std::span<const Variant<Forward>> forward, std::span<const Variant<Backward>> backward,
+                          const Problem& p) {
+  LIGER_CHECK(p.shape.size() == 2, op, ": the shape has ", p.shape.size(), " numbers, expected rows x columns of one operand");
+  int64_t rows = p.shape[0], cols = p.shape[1];
+  join_rows(rows, cols, {cols});
+  Forward f{};
+  Backward b{};
+  f.rows = b.rows = rows, f.cols = b.cols = cols, f.dtype = b.dtype = p.dtype;  // one row has no strides
+  const int width = 16 / static_cast<int>(size_of(p.dtype));
+  return explain_rows("forward", forward, f, p.machine) + explain_rows("backward", backward, b, p.machine) + "plan\t" +
+         (p.machine.backend == Backend::kCuda ? describe(cover_gated(rows, cols, width, kGatedForwardAccesses)) + "; backward " +
+                                                    describe(cover_gated(rows, cols, width, kGatedBackwardAccesses))
+                                              : "pieces of at most 4096 columns, one pass") +
+         '\n';
 }
 
 }  // namespace liger

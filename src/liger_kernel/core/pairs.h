@@ -48,4 +48,20 @@ inline const char* reject_pairs(int64_t rows, DType dtype, DType target_dtype, s
   return reject_unaligned(rows, dtype, strides, pointers);
 }
 
+template <class Forward, class Backward>
+std::string explain_pairs(const char* op, std::span<const Variant<Forward>> forward, std::span<const Variant<Backward>> backward,
+                          const Problem& p) {
+  LIGER_CHECK(p.shape.size() == 2, op, ": the shape has ", p.shape.size(), " numbers, expected rows x columns");
+  int64_t rows = p.shape[0], cols = p.shape[1];
+  join_rows(rows, cols, {cols});
+  Forward f{};
+  Backward b{};
+  f.rows = b.rows = rows, f.cols = b.cols = cols;  // one row has no strides
+  f.dtype = f.target_dtype = b.dtype = b.target_dtype = p.dtype;
+  return explain_rows("forward", forward, f, p.machine) + explain_rows("backward", backward, b, p.machine) + "plan\t" +
+         (p.machine.backend == Backend::kCuda ? describe(cover_pairs(rows, cols, static_cast<int>(16 / size_of(p.dtype))))
+                                              : "pieces of at most " + std::to_string(kPairPiece) + " columns, one pass") +
+         '\n';
+}
+
 }  // namespace liger

@@ -58,6 +58,20 @@ inline Rows rows_of(const char* op, const char* what, const Tensor& t) {
   for (int64_t d = 0; d + 1 < dims; ++d) rows *= t.size(d);
   return {rows, cols, cols};
 }
+inline void check_dtypes(const char* op, const char* what, const Tensor& t, const char* other_what, const Tensor& other) {
+  LIGER_CHECK(t.scalar_type() == other.scalar_type(), op, ": ", what, " is ", name(dtype_of(op, t)), ", ", other_what, " is ",
+              name(dtype_of(op, other)), "; cast ", what, " to the dtype of ", other_what);
+}
+// Rows of t, which has the shape, the device and, unless `any_dtype`, the dtype of `other`.
+inline Rows rows_like(const char* op, const char* what, const Tensor& t, const char* other_what, const Tensor& other,
+                      bool any_dtype = false) {
+  const Rows rows = rows_of(op, what, t), like = rows_of(op, other_what, other);
+  check_devices(op, other, t);
+  LIGER_CHECK(rows.rows == like.rows && rows.cols == like.cols, op, ": ", what, " is ", rows.rows, " x ", rows.cols, ", ", other_what,
+              " is ", like.rows, " x ", like.cols, "; they must be equal");
+  if (!any_dtype) check_dtypes(op, what, t, other_what, other);
+  return rows;
+}
 // The same for ops that take nothing but [rows, columns].
 inline void check_rows(const char* op, const char* what, const Tensor& t) {
   LIGER_CHECK(t.dim() == 2, op, ": ", what, " has ", t.dim(), " dimensions, expected [rows, columns]");

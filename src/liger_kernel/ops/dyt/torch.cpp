@@ -47,14 +47,11 @@ Tensor forward_torch(const Tensor& x, const Tensor& alpha, const Tensor& gamma, 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor& x, const Tensor& alpha, const Tensor& gamma,
                                                           const Optional& beta, bool want_dx, bool want_dalpha, bool want_dgamma,
                                                           bool want_dbeta) {
-  const Rows shape = rows_of("dyt", "x", x), dy_shape = rows_of("dyt", "dy", dy);
+  const Rows shape = rows_of("dyt", "x", x), dy_shape = rows_like("dyt", "dy", dy, "x", x);
   check_alpha(x, alpha);
   check_columns(x, shape.cols, "gamma", gamma);
   if (beta) check_columns(x, shape.cols, "beta", *beta);
   check_devices("dyt", x, dy);
-  LIGER_CHECK(dy_shape.rows == shape.rows && dy_shape.cols == shape.cols, "dyt: dy is ", dy_shape.rows, " x ", dy_shape.cols, ", x is ",
-              shape.rows, " x ", shape.cols, "; they must be equal");
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "dyt: dy and x differ in dtype; cast dy to x's");
   LIGER_CHECK(beta || !want_dbeta, "dyt: a gradient is wanted of a beta that is not given");
   const TorchHost host(x);
   const Tensor& beta_like = beta ? *beta : gamma;

@@ -218,7 +218,7 @@ def test_errors(device):
         fused_add_rms_norm(x, r[:1], w)
     with pytest.raises(CORE_ERROR, match="fp32, bf16 and fp16"):
         fused_add_rms_norm(x.double(), r.double(), w.double())
-    with pytest.raises(CORE_ERROR, match="residual is bf16, x is fp32; cast one"):
+    with pytest.raises(CORE_ERROR, match="residual is bf16, x is fp32; cast residual to the dtype of x"):
         torch.ops.liger_kernel.fused_add_rms_norm_forward(x, r.bfloat16(), w, 1e-6, 0.0, 0)
     with pytest.raises(CORE_ERROR, match="rounding is 2, expected"):
         torch.ops.liger_kernel.fused_add_rms_norm_forward(x, r, w, 1e-6, 0.0, 2)

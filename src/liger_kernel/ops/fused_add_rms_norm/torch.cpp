@@ -19,23 +19,12 @@ void check_weight(const Tensor& x, int64_t cols, const std::optional<Tensor>& we
   LIGER_CHECK(weight->is_contiguous(), kOp, ": weight is not contiguous");
 }
 
-// Row stride of `t`, which has the rows, columns, dtype and device of `like`.
-int64_t stride_of(const char* what, const Tensor& t, const char* like_what, const Tensor& like, const Rows& shape) {
-  check_devices(kOp, like, t);
-  const Rows rows = rows_of(kOp, what, t);
-  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, kOp, ": ", what, " is ", rows.rows, " x ", rows.cols, ", ", like_what,
-              " is ", shape.rows, " x ", shape.cols);
-  LIGER_CHECK(t.scalar_type() == like.scalar_type(), kOp, ": ", what, " is ", name(dtype_of(kOp, t)), ", ", like_what, " is ",
-              name(dtype_of(kOp, like)), "; cast one of them");
-  return rows.stride;
-}
-
 // x, residual as for rows_of, weight [cols] or none -> y and s like x, rstd [rows] fp32
 std::tuple<Tensor, Tensor, Tensor> forward_torch(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight, double eps,
                                                  double weight_offset, int64_t rounding) {
   const DType dtype = dtype_of(kOp, x);
   const Rows shape = rows_of(kOp, "x", x);
-  const int64_t residual_stride = stride_of("residual", residual, "x", x, shape);
+  const int64_t residual_stride = rows_like(kOp, "residual", residual, "x", x).stride;
   check_weight(x, shape.cols, weight);
   const TorchHost host(x);
   Tensor y = output_like(x);
@@ -68,7 +57,7 @@ std::tuple<Tensor, Tensor> backward_torch(const Tensor& dy, const std::optional<
                                           bool want_dx, bool want_dw) {
   const DType dtype = dtype_of(kOp, s);
   const Rows shape = rows_of(kOp, "s", s);
-  const int64_t dy_stride = stride_of("dy", dy, "s", s, shape), ds_stride = ds ? stride_of("ds", *ds, "s", s, shape) : 0;
+  const int64_t dy_stride = rows_like(kOp, "dy", dy, "s", s).stride, ds_stride = ds ? rows_like(kOp, "ds", *ds, "s", s).stride : 0;
   check_weight(s, shape.cols, weight);
   check_devices(kOp, s, rstd);
   LIGER_CHECK(rstd.scalar_type() == ScalarType::Float && rstd.is_contiguous() && rstd.numel() == shape.rows, kOp, ": rstd has ",

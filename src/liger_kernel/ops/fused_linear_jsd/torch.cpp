@@ -14,7 +14,7 @@ Head head_of(const char* whose, const Tensor& x, const Tensor& weight, const Opt
   check_devices(kOp, x, weight);
   LIGER_CHECK(weight.size(1) == x.size(1), kOp, ": the ", whose, " input has ", x.size(1), " columns, its weight ", weight.size(1),
               "; they must be equal");
-  LIGER_CHECK(weight.scalar_type() == x.scalar_type(), kOp, ": the ", whose, " input and its weight differ in dtype");
+  check_dtypes(kOp, (std::string("the ") + whose + " weight").c_str(), weight, "its input", x);
   if (bias) {
     check_devices(kOp, x, *bias);
     LIGER_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(), kOp,
@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_torch(const Tensor& x
     other.x = const_data(teacher), other.x_stride = teacher.stride(0), other.vocab = vocab;
   } else {
     other = head_of("teacher", teacher, *teacher_weight, teacher_bias);
-    LIGER_CHECK(teacher.scalar_type() == x.scalar_type(), kOp, ": student and teacher differ in dtype");
+    check_dtypes(kOp, "the teacher", teacher, "the student", x);
   }
   if (target) {
     check_devices(kOp, x, *target);

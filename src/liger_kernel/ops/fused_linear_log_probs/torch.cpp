@@ -19,7 +19,7 @@ Problem problem_of(const Tensor& x, const Tensor& weight, const Tensor& target, 
   check_rows(kOp, "x", x);
   check_rows(kOp, "weight", weight);
   LIGER_CHECK(weight.size(1) == x.size(1), kOp, ": x has ", x.size(1), " columns, weight has ", weight.size(1), "; they must be equal");
-  LIGER_CHECK(weight.scalar_type() == x.scalar_type(), kOp, ": weight and x differ in dtype");
+  check_dtypes(kOp, "weight", weight, "x", x);
   check_devices(kOp, x, weight, target);
   LIGER_CHECK(target.dim() == 1 && target.size(0) == x.size(0), kOp, ": target has ", target.numel(), " elements, x has ", x.size(0),
               " rows");

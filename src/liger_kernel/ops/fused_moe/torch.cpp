@@ -115,7 +115,7 @@ Tensor project_torch(const Tensor& x, const Tensor& w, const Tensor& starts, boo
   LIGER_CHECK(w.dim() == 3 && w.size(0) == experts && (w.size(2) <= 1 || w.stride(2) == 1), kOp, ": the projection has ", w.dim(),
               " dimensions, expected [", experts, ", rows, columns] with contiguous rows");
   LIGER_CHECK(w.size(inner) == x.size(1), kOp, ": x has ", x.size(1), " columns, the projection ", w.size(inner), "; they must be equal");
-  LIGER_CHECK(w.scalar_type() == x.scalar_type(), kOp, ": x and the projection differ in dtype");
+  check_dtypes(kOp, "the projection", w, "x", x);
   const TorchHost host(x);
   const int64_t n = w.size(3 - inner);
   Tensor y = empty(x, {x.size(0), n}, x.scalar_type());

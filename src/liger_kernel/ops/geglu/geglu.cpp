@@ -26,40 +26,7 @@ void backward(const BackwardArgs& args, const Host& host) {
 
 namespace {
 
-std::string explain(const Problem& p) {
-  LIGER_CHECK(p.shape.size() == 2, "geglu: the shape has ", p.shape.size(), " numbers, expected rows x columns of one operand");
-  int64_t rows = p.shape[0], cols = p.shape[1];
-  join_rows(rows, cols, {cols});
-  const int width = 16 / static_cast<int>(size_of(p.dtype));
-  const ForwardArgs f{.a = nullptr,
-                      .b = nullptr,
-                      .c = nullptr,
-                      .rows = rows,
-                      .cols = cols,
-                      .a_stride = cols,
-                      .b_stride = cols,
-                      .c_stride = cols,
-                      .dtype = p.dtype};
-  const BackwardArgs b{.dc = nullptr,
-                       .a = nullptr,
-                       .b = nullptr,
-                       .da = nullptr,
-                       .db = nullptr,
-                       .rows = rows,
-                       .cols = cols,
-                       .dc_stride = cols,
-                       .a_stride = cols,
-                       .b_stride = cols,
-                       .da_stride = cols,
-                       .db_stride = cols,
-                       .dtype = p.dtype};
-  return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
-         "plan\t" +
-         (p.machine.backend == Backend::kCuda ? describe(cover_gated(rows, cols, width, kGatedForwardAccesses)) + "; backward " +
-                                                    describe(cover_gated(rows, cols, width, kGatedBackwardAccesses))
-                                              : "pieces of at most 4096 columns, one pass") +
-         '\n';
-}
+std::string explain(const Problem& p) { return explain_gated("geglu", variants<ForwardArgs>(), variants<BackwardArgs>(), p); }
 
 std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<BackwardArgs>()); }
 

@@ -5,19 +5,9 @@
 namespace liger::geglu {
 namespace {
 
-// t as rows; it has a's shape, dtype and device.
-Rows rows_like(const char* what, const Tensor& t, const Tensor& a, const Rows& shape) {
-  const Rows rows = rows_of("geglu", what, t);
-  check_devices("geglu", a, t);
-  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, "geglu: ", what, " is ", rows.rows, " x ", rows.cols, ", a is ",
-              shape.rows, " x ", shape.cols);
-  LIGER_CHECK(t.scalar_type() == a.scalar_type(), "geglu: ", what, " and a differ in dtype");
-  return rows;
-}
-
 // a, b as for rows_of -> c like a
 Tensor forward_torch(const Tensor& a, const Tensor& b, bool exact) {
-  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("b", b, a, rows_a);
+  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("geglu", "b", b, "a", a);
   const TorchHost host(a);
   Tensor c = output_like(a);
   forward({.a = const_data(a),
@@ -36,7 +26,7 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, bool exact) {
 
 // -> da, db like dc, of no elements when not wanted
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, bool exact, bool want_da, bool want_db) {
-  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("b", b, a, rows_a), rows_dc = rows_like("dc", dc, a, rows_a);
+  const Rows rows_a = rows_of("geglu", "a", a), rows_b = rows_like("geglu", "b", b, "a", a), rows_dc = rows_like("geglu", "dc", dc, "a", a);
   const TorchHost host(a);
   Tensor da = output_like(dc, want_da), db = output_like(dc, want_db);
   backward({.dc = const_data(dc),

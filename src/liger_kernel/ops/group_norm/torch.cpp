@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor
   check_contiguous("dy", dy);
   LIGER_CHECK(dy.numel() == x.numel() && dy.dim() == x.dim(), "group_norm: dy has ", dy.numel(), " elements, x has ", x.numel(),
               "; their shapes must be equal");
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "group_norm: dy and x differ in dtype; cast dy to x's");
+  check_dtypes("group_norm", "dy", dy, "x", x);
   for (const Tensor* t : {&mean, &rstd}) {
     LIGER_CHECK(t->scalar_type() == ScalarType::Float && t->is_contiguous() && t->numel() == x.size(0) * groups,
                 "group_norm: mean and rstd must be those of the forward: fp32, contiguous, ", x.size(0), " x ", groups);

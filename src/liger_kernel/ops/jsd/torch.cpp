@@ -14,11 +14,7 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& log_q, const Tensor& log_
                                          bool want_dx) {
   check_rows("jsd", "log_q", log_q);
   check_rows("jsd", "log_p", log_p);
-  check_devices("jsd", log_q, log_p);
-  const int64_t rows = log_q.size(0), cols = log_q.size(1);
-  LIGER_CHECK(log_p.size(0) == rows && log_p.size(1) == cols, "jsd: log_q is [", rows, ", ", cols, "], log_p [", log_p.size(0), ", ",
-              log_p.size(1), "]; they must be equal");
-  LIGER_CHECK(log_p.scalar_type() == log_q.scalar_type(), "jsd: log_q and log_p differ in dtype");
+  const auto [rows, cols, p_stride] = rows_like("jsd", "log_p", log_p, "log_q", log_q);
   if (target) {
     check_devices("jsd", log_q, *target);
     LIGER_CHECK(target->dim() == 1 && target->size(0) == rows && target->scalar_type() == ScalarType::Long, "jsd: target has ",
@@ -40,7 +36,7 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& log_q, const Tensor& log_
            .rows = rows,
            .cols = cols,
            .q_stride = log_q.stride(0),
-           .p_stride = log_p.stride(0),
+           .p_stride = p_stride,
            .dx_stride = cols,
            .target_stride = target ? target->stride(0) : 1,
            .dtype = dtype_of("jsd", log_q),

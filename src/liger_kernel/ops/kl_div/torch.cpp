@@ -5,20 +5,12 @@
 namespace liger::kl_div {
 namespace {
 
-Rows check_pair(const Tensor& input, const Tensor& target) {
-  const Rows shape = rows_of("kl_div", "input", input), target_shape = rows_of("kl_div", "target", target);
-  check_devices("kl_div", input, target);
-  LIGER_CHECK(target_shape.rows == shape.rows && target_shape.cols == shape.cols, "kl_div: target is ", target_shape.rows, " x ",
-              target_shape.cols, ", input is ", shape.rows, " x ", shape.cols, "; they must be equal");
-  return shape;
-}
-
 float inverse(int64_t divisor) { return static_cast<float>(1. / static_cast<double>(divisor > 0 ? divisor : 1)); }
 
 // input, target as for rows_of -> loss fp32, [1] sum / divisor or, when not reduced, like input; its gradient, like input or of no elements
 std::tuple<Tensor, Tensor> forward_torch(const Tensor& input, const Tensor& target, bool reduce, int64_t divisor, bool log_target,
                                          double eps, bool want_grad) {
-  const Rows shape = check_pair(input, target);
+  const Rows shape = rows_of("kl_div", "input", input), target_shape = rows_like("kl_div", "target", target, "input", input, true);
   LIGER_CHECK(!want_grad || reduce, "kl_div: no gradient is formed in forward without a reduction");
   const TorchHost host(input);
   Tensor loss = reduce ? empty(input, {1}, ScalarType::Float) : empty(input, input.sizes(), ScalarType::Float);
@@ -31,7 +23,7 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& input, const Tensor& targ
            .rows = shape.rows,
            .cols = shape.cols,
            .input_stride = shape.stride,
-           .target_stride = rows_of("kl_div", "target", target).stride,
+           .target_stride = target_shape.stride,
            .loss_stride = shape.cols,
            .grad_stride = shape.cols,
            .dtype = dtype_of("kl_div", input),
@@ -50,7 +42,6 @@ Tensor backward_torch(const Tensor& dy, const Tensor& target, const Tensor& like
   check_devices("kl_div", target, dy);
   LIGER_CHECK(dy.scalar_type() == ScalarType::Float, "kl_div: dy is not fp32; cast it");
   LIGER_CHECK(!reduce || dy.numel() == 1, "kl_div: dy has ", dy.numel(), " elements, the loss is one number");
-  if (!reduce) check_pair(dy, target);
   const TorchHost host(target);
   Tensor grad = empty(target, target.sizes(), like.scalar_type());
   backward({.dy = const_data<float>(dy),
@@ -59,7 +50,7 @@ Tensor backward_torch(const Tensor& dy, const Tensor& target, const Tensor& like
             .grad = data(grad),
             .rows = shape.rows,
             .cols = shape.cols,
-            .dy_stride = reduce ? 0 : rows_of("kl_div", "dy", dy).stride,
+            .dy_stride = reduce ? 0 : rows_like("kl_div", "dy", dy, "target", target, true).stride,
             .target_stride = shape.stride,
             .grad_stride = shape.cols,
             .dtype = dtype_of("kl_div", like),

@@ -53,13 +53,10 @@ std::tuple<Tensor, Tensor, Tensor> forward_torch(const Tensor& x, const Optional
 std::tuple<Tensor, Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor& x, const Optional& weight, const Optional& bias,
                                                   const Tensor& mean, const Tensor& rstd, double weight_offset, bool want_dx, bool want_dw,
                                                   bool want_db) {
-  const Rows shape = rows_of("layer_norm", "x", x), dy_shape = rows_of("layer_norm", "dy", dy);
+  const Rows shape = rows_of("layer_norm", "x", x), dy_shape = rows_like("layer_norm", "dy", dy, "x", x);
   check_columns(x, shape.cols, "weight", weight);
   check_columns(x, shape.cols, "bias", bias);
   check_devices("layer_norm", x, dy, mean, rstd);
-  LIGER_CHECK(dy_shape.rows == shape.rows && dy_shape.cols == shape.cols, "layer_norm: dy is ", dy_shape.rows, " x ", dy_shape.cols,
-              ", x is ", shape.rows, " x ", shape.cols, "; they must be equal");
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "layer_norm: dy and x differ in dtype; cast dy to x's");
   for (const Tensor* t : {&mean, &rstd}) {
     LIGER_CHECK(t->scalar_type() == ScalarType::Float && t->is_contiguous() && t->numel() == shape.rows,
                 "layer_norm: mean and rstd must be those of the forward: fp32, contiguous, ", shape.rows, " elements");

@@ -39,12 +39,9 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& x, const Tensor& weight, 
 // -> dx like dy, dw [3] of weight's dtype, db [1] of bias's; each of no elements when not wanted
 std::tuple<Tensor, Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& bias,
                                                   const Tensor& rstd, bool want_dx, bool want_dw, bool want_db) {
-  const Rows shape = rows_of("poly_norm", "x", x), dy_shape = rows_of("poly_norm", "dy", dy);
+  const Rows shape = rows_of("poly_norm", "x", x), dy_shape = rows_like("poly_norm", "dy", dy, "x", x);
   check_parameters(x, weight, bias);
   check_devices("poly_norm", x, dy, rstd);
-  LIGER_CHECK(dy_shape.rows == shape.rows && dy_shape.cols == shape.cols, "poly_norm: dy is ", dy_shape.rows, " x ", dy_shape.cols,
-              ", x is ", shape.rows, " x ", shape.cols, "; they must be equal");
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "poly_norm: dy and x differ in dtype; cast dy to x's");
   LIGER_CHECK(rstd.scalar_type() == ScalarType::Float && rstd.is_contiguous() && rstd.numel() == shape.rows * kPowers,
               "poly_norm: rstd must be that of the forward: fp32, contiguous, ", shape.rows, " x ", kPowers);
   const TorchHost host(x);

@@ -23,11 +23,8 @@ Tensor forward_torch(const Tensor& x) {
 
 // dy, x as for rows_of -> dx of dy's shape
 Tensor backward_torch(const Tensor& dy, const Tensor& x) {
-  const Rows rows = rows_of("relu_squared", "x", x), rows_dy = rows_of("relu_squared", "dy", dy);
+  const Rows rows = rows_of("relu_squared", "x", x), rows_dy = rows_like("relu_squared", "dy", dy, "x", x);
   check_devices("relu_squared", x, dy);
-  LIGER_CHECK(rows_dy.rows == rows.rows && rows_dy.cols == rows.cols, "relu_squared: dy is ", rows_dy.rows, " x ", rows_dy.cols, ", x is ",
-              rows.rows, " x ", rows.cols);
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "relu_squared: dy and x differ in dtype");
   const TorchHost host(x);
   Tensor dx = output_like(dy);
   backward({.dy = const_data(dy),

@@ -47,12 +47,9 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& x, const std::optional<Te
 // -> dx like dy (no elements when not wanted), dw [cols] of weight's type (empty when not wanted)
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
                                           double weight_offset, int64_t rounding, bool want_dx, bool want_dw) {
-  const Rows shape = rows_of("rms_norm", "x", x), dy_shape = rows_of("rms_norm", "dy", dy);
+  const Rows shape = rows_of("rms_norm", "x", x), dy_shape = rows_like("rms_norm", "dy", dy, "x", x);
   check_weight(x, shape.cols, weight);
   check_devices("rms_norm", x, dy, rstd);
-  LIGER_CHECK(dy_shape.rows == shape.rows && dy_shape.cols == shape.cols, "rms_norm: dy is ", dy_shape.rows, " x ", dy_shape.cols,
-              ", x is ", shape.rows, " x ", shape.cols);
-  LIGER_CHECK(dy.scalar_type() == x.scalar_type(), "rms_norm: dy and x differ in dtype");
   const TorchHost host(x);
   Tensor dx = output_like(dy, want_dx);
   Tensor dw = empty(x, {want_dw ? shape.cols : 0}, weight ? weight->scalar_type() : x.scalar_type());

@@ -24,17 +24,6 @@ void check_weight(const Tensor& x, int64_t cols, const std::optional<Tensor>& we
   LIGER_CHECK(weight->is_contiguous(), kOp, ": weight is not contiguous");
 }
 
-// Row stride of `t`, which has x's rows, columns, dtype and device.
-int64_t stride_of(const char* what, const Tensor& t, const Tensor& x, const Rows& shape) {
-  check_devices(kOp, x, t);
-  const Rows rows = rows_of(kOp, what, t);
-  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, kOp, ": ", what, " is ", rows.rows, " x ", rows.cols, ", x is ",
-              shape.rows, " x ", shape.cols);
-  LIGER_CHECK(t.scalar_type() == x.scalar_type(), kOp, ": ", what, " is ", name(dtype_of(kOp, t)), ", x is ", name(dtype_of(kOp, x)),
-              "; cast one of them");
-  return rows.stride;
-}
-
 int64_t groups_of(int64_t cols, int64_t group_size) {
   LIGER_CHECK(group_size > 0 && cols % group_size == 0, kOp, ": group_size is ", group_size, ", expected a divisor of the ", cols,
               " columns of x");
@@ -46,7 +35,7 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& x, const std::optional<Te
                                          double eps, int64_t group_size, bool norm_first, int64_t activation, int64_t rounding) {
   const DType dtype = dtype_of(kOp, x);
   const Rows shape = rows_of(kOp, "x", x);
-  const int64_t gate_stride = gate ? stride_of("gate", *gate, x, shape) : shape.cols;
+  const int64_t gate_stride = gate ? rows_like(kOp, "gate", *gate, "x", x).stride : shape.cols;
   check_weight(x, shape.cols, weight);
   const int64_t groups = groups_of(shape.cols, group_size);
   const TorchHost host(x);
@@ -80,7 +69,8 @@ std::tuple<Tensor, Tensor, Tensor> backward_torch(const Tensor& dy, const Tensor
                                                   bool want_dw) {
   const DType dtype = dtype_of(kOp, x);
   const Rows shape = rows_of(kOp, "x", x);
-  const int64_t dy_stride = stride_of("dy", dy, x, shape), gate_stride = gate ? stride_of("gate", *gate, x, shape) : shape.cols;
+  const int64_t dy_stride = rows_like(kOp, "dy", dy, "x", x).stride,
+                gate_stride = gate ? rows_like(kOp, "gate", *gate, "x", x).stride : shape.cols;
   check_weight(x, shape.cols, weight);
   check_devices(kOp, x, rstd);
   const int64_t groups = groups_of(shape.cols, group_size);

@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor> rotate_torch(const Tensor& q, const Tensor& k, const 
   const int64_t columns = table_order == Order::kShared ? rotary_dim / 2 : rotary_dim;
   check_table("cos", cos, q, axes, columns);
   check_table("sin", sin, q, axes, columns);
-  LIGER_CHECK(cos.scalar_type() == sin.scalar_type(), "rope: cos and sin differ in dtype");
+  check_dtypes("rope", "sin", sin, "cos", cos);
 
   const TorchHost host(q);
   const Tensor q_out = empty_heads(q, axes, q_tokens_outer), k_out = empty_heads(k, axes, k_tokens_outer);

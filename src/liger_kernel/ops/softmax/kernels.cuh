@@ -1,10 +1,10 @@
 // The kernels of softmax: a row is read once, kept as 16-byte vectors in registers and shared memory (what does not fit there is read
 // again), and exchanged once: forward as (largest, sum of exponentials relative to it), backward as the sum of dy y.
 #pragma once
-#include <liger_kernel/ops/softmax/plan.h>
 #include <liger_kernel/core/cuda/gated.cuh>
-#include <liger_kernel/core/cuda/held_row.cuh>
+#include <liger_kernel/core/cuda/row_map.cuh>
 #include <liger_kernel/core/cuda/packed.cuh>
+#include <liger_kernel/ops/softmax/softmax.h>
 
 namespace liger::softmax {
 namespace {
@@ -176,6 +176,17 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_ke
     if (slice.single >= 0) dx[slice.single] = narrow<T>(single_y * (single_dy - sum));
   }
 }
+
+struct Kernels {
+  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+  static auto forward() {
+    return forward_kernel<T, Access, kHeld, kCluster, kRest>;
+  }
+  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+  static auto backward() {
+    return backward_kernel<T, Access, kHeld, kCluster, kRest>;
+  }
+};
 
 }  // namespace
 }  // namespace liger::softmax

@@ -1,7 +1,7 @@
 // softmax on the CPU against its definition in fp64: every variant, dtype, width of tail, stride and misalignment; how CUDA rows are
 // planned.
 #include <liger_kernel/core/testing.h>
-#include <liger_kernel/ops/softmax/plan.h>
+#include <liger_kernel/ops/softmax/softmax.h>
 
 namespace liger::softmax {
 namespace {

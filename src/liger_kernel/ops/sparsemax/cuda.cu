@@ -3,40 +3,9 @@
 #include <liger_kernel/ops/sparsemax/kernels.cuh>
 
 namespace liger::sparsemax {
-namespace {
-
-template <template <class> class Access>
-void launch(const ForwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) {
-    using A = Access<T>;
-    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 1, 1, host.machine.shared_memory, sizeof(A));
-    const auto kernel = p.rest        ? forward_kernel<T, A, most_held(1, true), false, true>
-                        : p.held == 1 ? forward_kernel<T, A, 1, false, false>
-                        : p.held == 2 ? forward_kernel<T, A, 2, false, false>
-                        : p.held == 4 ? forward_kernel<T, A, 4, false, false>
-                                      : forward_kernel<T, A, 8, false, false>;
-    launch_row(kernel, a, p, host, "sparsemax");
-  });
-}
-
-template <template <class> class Access>
-void launch(const BackwardArgs& a, const Host& host) {
-  visit(a.dtype, [&]<class T>(Type<T>) {
-    using A = Access<T>;
-    const HeldRowPlan p = choose_row((a.cols + A::kSize - 1) / A::kSize, 2, 1, host.machine.shared_memory, sizeof(A));
-    const auto kernel = p.rest        ? backward_kernel<T, A, most_held(2, true), false, true>
-                        : p.held == 1 ? backward_kernel<T, A, 1, false, false>
-                        : p.held == 2 ? backward_kernel<T, A, 2, false, false>
-                                      : backward_kernel<T, A, 4, false, false>;
-    launch_row(kernel, a, p, host, "sparsemax");
-  });
-}
-
-}  // namespace
-
-void forward_cuda_vector(const ForwardArgs& a, const Host& host) { launch<Vec>(a, host); }
-void forward_cuda_scalar(const ForwardArgs& a, const Host& host) { launch<Single>(a, host); }
-void backward_cuda_vector(const BackwardArgs& a, const Host& host) { launch<Vec>(a, host); }
-void backward_cuda_scalar(const BackwardArgs& a, const Host& host) { launch<Single>(a, host); }
+void forward_cuda_vector(const ForwardArgs& a, const Host& host) { launch_row_map<Kernels, Vec>(a, host, "sparsemax"); }
+void forward_cuda_scalar(const ForwardArgs& a, const Host& host) { launch_row_map<Kernels, Single>(a, host, "sparsemax"); }
+void backward_cuda_vector(const BackwardArgs& a, const Host& host) { launch_row_map<Kernels, Vec>(a, host, "sparsemax"); }
+void backward_cuda_scalar(const BackwardArgs& a, const Host& host) { launch_row_map<Kernels, Single>(a, host, "sparsemax"); }
 
 }  // namespace liger::sparsemax

@@ -2,8 +2,8 @@
 // there until the threshold is found: one exchange for the largest element, one for each pass of the search, in each of which a thread
 // without candidates has nothing to do.
 #pragma once
-#include <liger_kernel/core/cuda/held_row.cuh>
-#include <liger_kernel/ops/sparsemax/plan.h>
+#include <liger_kernel/core/cuda/row_map.cuh>
+#include <liger_kernel/ops/sparsemax/sparsemax.h>
 
 namespace liger::sparsemax {
 namespace {
@@ -169,6 +169,17 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_ke
     if (slice.single >= 0) dx[slice.single] = narrow<T>(gradient(single_dy, single_y));
   }
 }
+
+struct Kernels {
+  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+  static auto forward() {
+    return forward_kernel<T, Access, kHeld, kCluster, kRest>;
+  }
+  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
+  static auto backward() {
+    return backward_kernel<T, Access, kHeld, kCluster, kRest>;
+  }
+};
 
 }  // namespace
 }  // namespace liger::sparsemax

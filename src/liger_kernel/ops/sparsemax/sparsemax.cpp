@@ -1,5 +1,5 @@
 // Selector and explanation of sparsemax.
-#include <liger_kernel/ops/sparsemax/plan.h>
+#include <liger_kernel/ops/sparsemax/sparsemax.h>
 
 namespace liger::sparsemax {
 
@@ -20,29 +20,7 @@ void backward(const BackwardArgs& a, const Host& host) {
 
 namespace {
 
-std::string explain(const Problem& p) {
-  LIGER_CHECK(p.shape.size() == 2, "sparsemax: the shape has ", p.shape.size(), " numbers, expected rows x columns");
-  const int64_t rows = p.shape[0], cols = p.shape[1];
-  const ForwardArgs f{.x = nullptr, .y = nullptr, .rows = rows, .cols = cols, .x_stride = cols, .y_stride = cols, .dtype = p.dtype};
-  const BackwardArgs b{.dy = nullptr,
-                       .y = nullptr,
-                       .dx = nullptr,
-                       .rows = rows,
-                       .cols = cols,
-                       .dy_stride = cols,
-                       .y_stride = cols,
-                       .dx_stride = cols,
-                       .dtype = p.dtype};
-  std::string plan = "a row a thread at a time, from cache after its first pass";
-  if (p.machine.backend == Backend::kCuda) {
-    const int64_t vectors = vectors_of(cols, p.dtype);
-    const auto cluster = [&](const auto& a) { return reject_cluster(a, p.machine) ? 1 : cluster_of(a, p.machine); };
-    plan = describe(choose_row(vectors, 1, cluster(f), p.machine.shared_memory)) + "; backward " +
-           describe(choose_row(vectors, 2, cluster(b), p.machine.shared_memory));
-  }
-  return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
-         "plan\t" + plan + '\n';
-}
+std::string explain(const Problem& p) { return explain_row_map("sparsemax", variants<ForwardArgs>(), variants<BackwardArgs>(), p); }
 
 std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<BackwardArgs>()); }
 

@@ -5,16 +5,6 @@
 namespace liger::swiglu {
 namespace {
 
-// t as rows; it has a's shape, dtype and device.
-Rows rows_like(const char* what, const Tensor& t, const Tensor& a, const Rows& shape) {
-  const Rows rows = rows_of("swiglu", what, t);
-  check_devices("swiglu", a, t);
-  LIGER_CHECK(rows.rows == shape.rows && rows.cols == shape.cols, "swiglu: ", what, " is ", rows.rows, " x ", rows.cols, ", a is ",
-              shape.rows, " x ", shape.cols);
-  LIGER_CHECK(t.scalar_type() == a.scalar_type(), "swiglu: ", what, " and a differ in dtype");
-  return rows;
-}
-
 // y [..., 2 cols] holds a in its left half, b in its right half: the shape of a.
 Rows left_half(const Tensor& y) {
   Rows half = rows_of("swiglu", "y", y);
@@ -25,7 +15,7 @@ Rows left_half(const Tensor& y) {
 
 // a, b as for rows_of -> c like a
 Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, double down_multiplier) {
-  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("b", b, a, rows_a);
+  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("swiglu", "b", b, "a", a);
   const TorchHost host(a);
   Tensor c = output_like(a);
   forward({.a = const_data(a),
@@ -46,7 +36,8 @@ Tensor forward_torch(const Tensor& a, const Tensor& b, double gate_multiplier, d
 // -> da, db like dc, of no elements when not wanted
 std::tuple<Tensor, Tensor> backward_torch(const Tensor& dc, const Tensor& a, const Tensor& b, double gate_multiplier,
                                           double down_multiplier, bool want_da, bool want_db) {
-  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("b", b, a, rows_a), rows_dc = rows_like("dc", dc, a, rows_a);
+  const Rows rows_a = rows_of("swiglu", "a", a), rows_b = rows_like("swiglu", "b", b, "a", a),
+             rows_dc = rows_like("swiglu", "dc", dc, "a", a);
   const TorchHost host(a);
   Tensor da = output_like(dc, want_da), db = output_like(dc, want_db);
   backward({.dc = const_data(dc),
@@ -92,7 +83,11 @@ Tensor packed_forward_torch(const Tensor& y, double gate_multiplier, double down
 }
 
 void packed_backward(const Tensor& dc, const Tensor& y, const Tensor& dy, double gate_multiplier, double down_multiplier) {
-  const Rows half = left_half(y), rows_dc = rows_like("dc", dc, y, half);
+  const Rows half = left_half(y), rows_dc = rows_of("swiglu", "dc", dc);
+  check_devices("swiglu", y, dc);
+  LIGER_CHECK(rows_dc.rows == half.rows && rows_dc.cols == half.cols, "swiglu: dc is ", rows_dc.rows, " x ", rows_dc.cols,
+              ", half of y is ", half.rows, " x ", half.cols, "; they must be equal");
+  check_dtypes("swiglu", "dc", dc, "y", y);
   const int64_t dy_stride = rows_of("swiglu", "dy", dy).stride;
   const DType dtype = dtype_of("swiglu", y);
   const TorchHost host(y);

@@ -5,14 +5,6 @@
 namespace liger::tvd {
 namespace {
 
-Rows check_pair(const char* what, const Tensor& t, const Tensor& input) {
-  const Rows shape = rows_of("tvd", "input", input), other = rows_of("tvd", what, t);
-  check_devices("tvd", input, t);
-  LIGER_CHECK(other.rows == shape.rows && other.cols == shape.cols, "tvd: ", what, " is ", other.rows, " x ", other.cols, ", input is ",
-              shape.rows, " x ", shape.cols, "; they must be equal");
-  return other;
-}
-
 const int64_t* labels_of(const std::optional<Tensor>& labels, const Tensor& input, int64_t rows) {
   if (!labels) return nullptr;
   check_devices("tvd", input, *labels);
@@ -35,7 +27,7 @@ const float* scale_of(const std::optional<Tensor>& scale, const Tensor& input) {
 std::tuple<Tensor, Tensor> forward_torch(const Tensor& input, const Tensor& target, const std::optional<Tensor>& labels,
                                          const std::optional<Tensor>& scale, bool reduce, int64_t divisor, int64_t ignore_index,
                                          bool want_grad) {
-  const Rows shape = rows_of("tvd", "input", input), target_shape = check_pair("target", target, input);
+  const Rows shape = rows_of("tvd", "input", input), target_shape = rows_like("tvd", "target", target, "input", input, true);
   LIGER_CHECK(!want_grad || reduce, "tvd: no gradient is formed in forward without a reduction");
   const int64_t* label_data = labels_of(labels, input, shape.rows);
   const float* scale_data = scale_of(scale, input);
@@ -67,7 +59,7 @@ std::tuple<Tensor, Tensor> forward_torch(const Tensor& input, const Tensor& targ
 // dy fp32: one number when the loss was reduced, else as for rows_of -> gradient like input
 Tensor backward_torch(const Tensor& dy, const Tensor& input, const Tensor& target, const std::optional<Tensor>& labels,
                       const std::optional<Tensor>& scale, bool reduce, int64_t divisor, int64_t ignore_index) {
-  const Rows shape = rows_of("tvd", "input", input), target_shape = check_pair("target", target, input);
+  const Rows shape = rows_of("tvd", "input", input), target_shape = rows_like("tvd", "target", target, "input", input, true);
   check_devices("tvd", input, dy);
   LIGER_CHECK(dy.scalar_type() == ScalarType::Float, "tvd: dy is not fp32; cast it");
   LIGER_CHECK(!reduce || dy.numel() == 1, "tvd: dy has ", dy.numel(), " elements, the loss is one number");
@@ -84,7 +76,7 @@ Tensor backward_torch(const Tensor& dy, const Tensor& input, const Tensor& targe
             .grad = data(grad),
             .rows = shape.rows,
             .cols = shape.cols,
-            .dy_stride = reduce ? 0 : check_pair("dy", dy, input).stride,
+            .dy_stride = reduce ? 0 : rows_like("tvd", "dy", dy, "input", input, true).stride,
             .input_stride = shape.stride,
             .target_stride = target_shape.stride,
             .grad_stride = shape.cols,

@@ -27,48 +27,7 @@ void backward(const BackwardArgs& args, const Host& host) {
 
 namespace {
 
-std::string explain(const Problem& p) {
-  LIGER_CHECK(p.shape.size() == 2, "tvd: the shape has ", p.shape.size(), " numbers, expected rows x columns");
-  int64_t rows = p.shape[0], cols = p.shape[1];
-  join_rows(rows, cols, {cols});
-  const ForwardArgs f{.input = nullptr,
-                      .target = nullptr,
-                      .labels = nullptr,
-                      .scale = nullptr,
-                      .loss = nullptr,
-                      .total = nullptr,
-                      .grad = nullptr,
-                      .rows = rows,
-                      .cols = cols,
-                      .input_stride = cols,
-                      .target_stride = cols,
-                      .loss_stride = cols,
-                      .grad_stride = cols,
-                      .labels_stride = 1,
-                      .dtype = p.dtype,
-                      .target_dtype = p.dtype};
-  const BackwardArgs b{.dy = nullptr,
-                       .of_total = false,
-                       .input = nullptr,
-                       .target = nullptr,
-                       .labels = nullptr,
-                       .scale = nullptr,
-                       .grad = nullptr,
-                       .rows = rows,
-                       .cols = cols,
-                       .dy_stride = cols,
-                       .input_stride = cols,
-                       .target_stride = cols,
-                       .grad_stride = cols,
-                       .labels_stride = 1,
-                       .dtype = p.dtype,
-                       .target_dtype = p.dtype};
-  return explain_rows("forward", variants<ForwardArgs>(), f, p.machine) + explain_rows("backward", variants<BackwardArgs>(), b, p.machine) +
-         "plan\t" +
-         (p.machine.backend == Backend::kCuda ? describe(cover_pairs(rows, cols, static_cast<int>(16 / size_of(p.dtype))))
-                                              : "pieces of at most " + std::to_string(kPairPiece) + " columns, one pass") +
-         '\n';
-}
+std::string explain(const Problem& p) { return explain_pairs("tvd", variants<ForwardArgs>(), variants<BackwardArgs>(), p); }
 
 std::vector<std::string> all_names() { return names(variants<ForwardArgs>(), variants<BackwardArgs>()); }
 
