@@ -109,8 +109,13 @@ def test_refuses(given, whole, tmp_path):
     out, _ = whole
     other = liger(*given, "--out", out, "--lr", 0.5, code=2)
     assert "holds a run of other settings (lr was" in other and "--fresh" in other
+    (tmp_path / "vit.json").write_text('{"model_type": "vit"}')
+    (tmp_path / "one.txt").write_text("a")
     for arguments, words in (
-        (("nothing", "--out", tmp_path), "is neither one of"),
+        (("nothing", "--out", tmp_path), "is neither one of 100m, "),
+        ((tmp_path / "vit.json", "--device", "cpu", "--out", tmp_path), "names no vocab_size"),
+        (("tiny", "--device", "cpu", "--out", tmp_path, "--tokenizer", "bytes", "--data", tmp_path / "one.txt"), "the text has 2 tokens"),
+        (("tiny", "--plots", tmp_path), "--plots belongs to --from"),
         (("tiny", "--precision", "fp8"), "expected fp32 or bf16"),
         (("tiny", "--checkpoint", "some"), "expected full, compact or none"),
         (("tiny", "--synthetic", "--data", "x"), "takes the place of --data"),

@@ -220,6 +220,9 @@ def test_out_of_memory_is_a_result():
     (("tiny", "--device", "cpu", "--fit", "layers"), "expected batch or seq"),
     (("tiny", "--device", "cpu", "--limit", "1GB"), "belongs to --fit"),
     (("tiny", "--device", "cpu", "--fit", "batch", "--limit", "much"), "is no size"),
+    (("tiny", "--device", "cpu", "--fit", "batch", "--vocabs", "32k"), "--fit has no use for --vocabs"),
+    (("--predict", "--fit", "batch"), "--predict has no use for --fit"),
+    (("tiny", "--predict"), "--predict has no use for MODEL"),
     (("--from", "x.json", "--json", "y.json"), "measures nothing"),
 ])
 def test_memory_refuses(arguments, words, tmp_path):

@@ -95,6 +95,13 @@ def test_profile_refuses(arguments, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("arguments", [("profile", "tiny", "--out"), ("memory", "tiny", "--out"), ("numerics", "softmax", "--plots"),
+                                       ("convergence", "tiny", "--out"), ("demo", "--out")])
+def test_a_file_is_no_folder_for_reports(arguments, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in " ".join(liger(*arguments, tmp_path / "file", code=2).replace("│", " ").split())
+
+
 @pytest.mark.parametrize(("content", "words"), [("{", "cannot be read"), ("[]", "has no settings"),
                                                 ('{"settings": {}, "arms": {"hf": {"status": "ok", "parts_ms": {}}}, "name": "", '
                                                  '"device": "cpu"}', "has no peak_bytes")])

@@ -78,6 +78,16 @@ def test_all_resolves():
     assert set(liger.__all__) <= set(dir(liger))
 
 
+@pytest.mark.parametrize(("module", "name"), [
+    ("liger_kernel.transformers.functional", "liger_rms_norm"), ("liger_kernel.transformers.functional", "liger_cross_entropy"),
+    ("liger_kernel.ops", "LigerRMSNormFunction"), ("liger_kernel.chunked_loss", "LigerFusedLinearDPOLoss"),
+    ("liger_kernel.chunked_loss.functional", "liger_fused_linear_dpo")])
+def test_star_imports(module, name):
+    namespace = {}
+    exec(f"from {module} import *", namespace)
+    assert callable(namespace[name])
+
+
 def test_names_that_are_not_there():
     """A public name whose op is missing says so; a name that nobody promised is an ordinary AttributeError."""
     from liger_kernel.transformers import functional

@@ -17,6 +17,8 @@ _HOME = {
 
 
 def __getattr__(name):
+    if name == "__all__":
+        return sorted(_HOME)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, function = _HOME[name]

@@ -6,6 +6,7 @@ import warnings
 import torch
 
 from liger_kernel.chunked_loss.sequences import keep, kept, pick_inputs
+from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.fused_linear_log_probs import fused_linear_log_probs, log_probs_and_gradients_in_tiles
 from liger_kernel.ops.grpo_loss.terms import check_importance, token_normalizer
 
@@ -25,7 +26,14 @@ def check_inputs(name, _input, ids, mask, advantages, ref_logp, old_logp):
         raise ValueError(f"{name}: advantages are {tuple(advantages.shape)}, expected ({shape[0]},)")
 
 
-def reference_log_probs(name, ids, beta, use_ref_model, ref_logp, ref_input, ref_weight, ref_bias, temperature, ignore_index=-100):
+def read_ids(ids, mask, masked=None):
+    """int64 ids whose log-probabilities are read: where `mask` is 0, `masked`, or, for sums that count those too, what is there, 0 for
+    negative ones."""
+    ids = labels.indices("fused_linear_log_probs", ids)
+    return torch.where(mask != 0, ids, ids.clamp(min=0) if masked is None else masked)
+
+
+def reference_log_probs(name, ids, beta, use_ref_model, ref_logp, ref_input, ref_weight, ref_bias, temperature):
     """Log-probabilities of the reference model (B, T): those given, or, where they are wanted, made from its hidden states.
 
     Raises:
@@ -42,7 +50,7 @@ def reference_log_probs(name, ids, beta, use_ref_model, ref_logp, ref_input, ref
     if beta == 0:
         return None
     with torch.no_grad():
-        return fused_linear_log_probs(ref_input, ref_weight, ids, ref_bias, temperature=temperature, ignore_index=ignore_index).logp
+        return fused_linear_log_probs(ref_input, ref_weight, ids, ref_bias, temperature=temperature, ignore_index=labels.NO_LABEL).logp
 
 
 class LigerFusedLinearPPOBase(torch.autograd.Function):
@@ -111,9 +119,8 @@ class LigerFusedLinearPPOBase(torch.autograd.Function):
         name = cls.__name__
         check_inputs(name, _input, selected_token_ids, attention_mask, advantages, ref_per_token_logps, old_per_token_logps)
         check_importance(name, vllm_is_ratio, *selected_token_ids.shape)
-        ids = selected_token_ids.clamp(min=0)
-        ref_logp = reference_log_probs(name, ids, beta, use_ref_model, ref_per_token_logps, ref_input, ref_weight, ref_bias, temperature,
-                                       ignore_index=-1)
+        ids = read_ids(selected_token_ids, attention_mask)
+        ref_logp = reference_log_probs(name, ids, beta, use_ref_model, ref_per_token_logps, ref_input, ref_weight, ref_bias, temperature)
         options = {
             "attention_mask": attention_mask, "advantages": advantages, "full_attention_mask": attention_mask,
             "ref_per_token_logps": ref_logp, "old_per_token_logps": old_per_token_logps, "epsilon_low": epsilon_low,
@@ -139,7 +146,7 @@ class LigerFusedLinearPPOBase(torch.autograd.Function):
             return gradient
 
         _, *gradients = log_probs_and_gradients_in_tiles(
-            _input, weight, ids, coefficients, bias, temperature=temperature, ignore_index=-1,
+            _input, weight, ids, coefficients, bias, temperature=temperature, ignore_index=labels.NO_LABEL,
             **dict(zip(("want_dx", "want_dw", "want_db"), wanted, strict=True)))
         keep(ctx, gradients, (_input, weight, bias))
         return tuple(found)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from liger_kernel.chunked_loss.sequences import (
+    check_reference,
     keep,
     kept,
     logit_sums,
@@ -116,7 +117,8 @@ class LigerFusedLinearPreferenceBase(torch.autograd.Function):
             raise ValueError(f"{name}: _input is {tuple(_input.shape)} and target {tuple(target.shape)}, expected (B, T, H) and (B, T), "
                              "B even: the chosen sequences, then the rejected ones")
         n = target.shape[0] // 2
-
+        if nll_target is not None and nll_target.shape not in (target.shape, (n, target.shape[1])):  # the chosen half is read
+            raise ValueError(f"{name}: nll_target is {tuple(nll_target.shape)}, expected {tuple(target.shape)} as target")
         def pairs(t):  # (B, ...) -> (n, 2, ...)
             return t.unflatten(0, (2, n)).transpose(0, 1)
 
@@ -133,6 +135,7 @@ class LigerFusedLinearPreferenceBase(torch.autograd.Function):
             if ref_input is None or ref_weight is None:
                 raise ValueError(f"{name}: use_ref_model is set, but {'ref_input' if ref_input is None else 'ref_weight'} is None; pass "
                                  "both, or use_ref_model=False")
+            check_reference(name, ref_input, target)
             with torch.no_grad():
                 ref_logp = fused_linear_log_probs(pairs(ref_input), ref_weight, pairs(target), ref_bias, ignore_index=ignore_index).logp
                 ref_chosen, ref_rejected = sequence_log_probs(ref_logp, valid, average_log_prob).unbind(1)

@@ -3,6 +3,7 @@
 import torch
 
 from liger_kernel.chunked_loss.sequences import (
+    check_reference,
     keep,
     kept,
     logit_sums,
@@ -74,6 +75,7 @@ class LigerFusedLinearUnpairedPreferenceBase(torch.autograd.Function):
             if ref_input is None or ref_weight is None:
                 raise ValueError(f"{name}: use_ref_model is set, but {'ref_input' if ref_input is None else 'ref_weight'} is None; pass "
                                  "both, or use_ref_model=False")
+            check_reference(name, ref_input, target)
             with torch.no_grad():
                 ref_logp = fused_linear_log_probs(ref_input, ref_weight, target, ref_bias, ignore_index=ignore_index).logp
                 loss_kwargs |= {"ref_log_prob_chunk": sequence_log_probs(ref_logp, valid, average_log_prob)}

@@ -8,9 +8,10 @@ products."""
 
 import torch
 
-from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase, check_inputs, reference_log_probs
+from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase, check_inputs, read_ids, reference_log_probs
 from liger_kernel.chunked_loss.sequences import call, keep
 from liger_kernel.core.tensors import has_values
+from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.fused_linear_log_probs import log_probs_and_gradients, log_probs_and_gradients_in_tiles
 from liger_kernel.ops.grpo_loss.terms import (
     LEVELS,
@@ -177,14 +178,15 @@ class LigerFusedLinearGRPOFunction(LigerFusedLinearPPOBase):
         per_token_ratio = vllm_is_ratio is not None and vllm_is_ratio.numel() != sequences
         weights, masked = _weights(loss_type, attention_mask, max_completion_length, num_items_in_batch,
                                    options.sequence_level and beta == 0 and not per_token_ratio)
-        ids = torch.where(attention_mask != 0, selected_token_ids, -100) if masked else selected_token_ids.clamp(min=0)
+        ids = read_ids(selected_token_ids, attention_mask, labels.NO_LABEL if masked else None)
         ref_logp = reference_log_probs(_NAME, ids, beta, use_ref_model, ref_per_token_logps, ref_input, ref_weight, ref_bias, temperature)
         gamma = {"k_pos": vespo_k_pos, "lambda_pos": vespo_lambda_pos, "k_neg": vespo_k_neg, "lambda_neg": vespo_lambda_neg}
         batch = Batch(options, length, vector(advantages), vector(old_per_token_logps), vector(ref_logp), vector(attention_mask),
                       vector(vllm_is_ratio), None, gamma)
         wanted = [t is not None and t.requires_grad for t in (_input, weight, bias)]
         loss = _Coefficients(batch, vector(weights.expand(sequences, length)), masked, any(wanted))
-        arguments = dict(zip(("want_dx", "want_dw", "want_db"), wanted, strict=True), temperature=temperature)
+        arguments = dict(zip(("want_dx", "want_dw", "want_db"), wanted, strict=True), temperature=temperature,
+                         ignore_index=labels.NO_LABEL)
         flat = _input.reshape(-1, _input.shape[-1])
         group = length if batch.by_sequence else 1
         if any(wanted) and selected_token_ids.numel() and _in_chunks(_input, weight, group):

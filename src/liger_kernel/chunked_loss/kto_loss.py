@@ -25,12 +25,21 @@ class LigerFusedLinearKTOFunction(LigerFusedLinearUnpairedPreferenceBase):
         return (losses.sum() / max(full_target.shape[0], 1), torch.where(preference_labels_chunk, rewards, 0).sum(),
                 torch.where(preference_labels_chunk, 0, rewards).sum())
 
+    @staticmethod
+    def _kl_of(kl, sequences):
+        """`kl` as a number or (B,)."""
+        if not isinstance(kl, torch.Tensor) or kl.dim() == 0:
+            return kl
+        if kl.numel() == 1 or tuple(kl.shape) in ((sequences,), (sequences, 1)):
+            return kl.reshape(-1 if kl.numel() == sequences else ())
+        raise ValueError(f"LigerFusedLinearKTOLoss: kl is {tuple(kl.shape)}, expected one element, ({sequences},) or ({sequences}, 1)")
+
     @classmethod
     def forward(cls, ctx, _input, weight, target, preference_labels, bias=None, ref_input=None, ref_weight=None, ref_bias=None, kl=None,
                 ignore_index=-100, beta=0.1, compiled=True, use_ref_model=True, average_log_prob=False, chunk_size=1):
         return LigerFusedLinearUnpairedPreferenceBase.forward(
             cls, ctx, _input, weight, target, preference_labels, bias, chunk_size, ignore_index, compiled, use_ref_model, ref_input,
-            ref_weight, ref_bias, average_log_prob, beta=beta, kl=kl)
+            ref_weight, ref_bias, average_log_prob, beta=beta, kl=cls._kl_of(kl, target.shape[0]))
 
 
 class LigerFusedLinearKTOLoss(torch.nn.Module):
@@ -54,7 +63,7 @@ class LigerFusedLinearKTOLoss(torch.nn.Module):
         """-> (loss, (chosen_logps_sum, rejected_logps_sum, chosen_logits_sum, rejected_logits_sum, chosen_rewards_sum,
         rejected_rewards_sum)): sums over desirable and over undesirable sequences, rewards being beta r. The input comes first.
 
-        `kl` is an estimate of the policy's divergence from the reference model, one element or (B,); None: 0. The other arguments:
+        `kl` is an estimate of the policy's divergence from the reference model, one element, (B,) or (B, 1); None: 0. The other arguments:
         :meth:`LigerFusedLinearUnpairedPreferenceBase.forward`. AssertionError without preference_labels."""
         assert preference_labels is not None, "LigerFusedLinearKTOLoss: preference_labels is None, expected (B,) bool"
         return call(

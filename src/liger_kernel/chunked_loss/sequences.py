@@ -10,9 +10,9 @@ two ways to the gradients, which give the same results:
 import torch
 
 from liger_kernel.core.autograd import descendant, first_derivative_only
-from liger_kernel.core.tensors import gather_dtensor, has_values
+from liger_kernel.core.tensors import gather_dtensor, has_values, product_dtype
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_backward
-from liger_kernel.ops.fused_linear_log_probs import _compute_dtype, log_probs_and_gradients, log_probs_and_gradients_in_tiles
+from liger_kernel.ops.fused_linear_log_probs import log_probs_and_gradients, log_probs_and_gradients_in_tiles
 
 # Most bytes of logits of one group that are held to save the fourth product. On CPUs that product takes as long as everything that is
 # not a product in fp32 (tiles are a tenth slower there than the unfused code), but a fraction of it in bf16.
@@ -32,6 +32,12 @@ def part_of(options, begin, end, count):
         return value[begin:end] if isinstance(value, torch.Tensor) and value.shape == (count,) else value
 
     return {name: cut(value) for name, value in options.items()}
+
+
+def check_reference(name, ref_input, target):
+    """ValueError unless the reference model's hidden states are (B, T, H')."""
+    if ref_input.dim() != 3 or ref_input.shape[:2] != target.shape:
+        raise ValueError(f"{name}: ref_input is {tuple(ref_input.shape)}, expected {tuple(target.shape)} and its width, as target")
 
 
 def sequence_log_probs(logp, valid, average):
@@ -107,7 +113,7 @@ def loss_and_gradients(function, x, weight, target, bias, tensors, ignore_index=
 
 def _logits_fit(x, weight, rows):
     """Whether the logits of that many rows may be held. Not in fp16, whose coefficients have to be known before they are scaled."""
-    dtype = _compute_dtype(x, weight)
+    dtype = product_dtype("fused_linear_log_probs", x, weight)
     if dtype == torch.float16 or not has_values(x):
         return False
     if x.is_cuda:

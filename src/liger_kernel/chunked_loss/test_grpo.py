@@ -451,6 +451,8 @@ def test_errors():
     call(ValueError, "unknown loss_type", loss_type="ppo")
     call(AssertionError, "max_completion_length", loss_type="dr_grpo")
     call(AssertionError, "out of bounds", ids=ids + 61)
+    for loss_type in ("dapo", "luspo"):  # the mask says what counts, no id does
+        call(AssertionError, "-100 is out of bounds", ids=torch.full_like(ids, -100), loss_type=loss_type)
     for ratio in (torch.ones(4, 4), torch.ones(1, 9), torch.ones(9), torch.ones(4, 9, 1), torch.tensor(1.0)):
         call(AssertionError, "vllm_is_ratio", importance=ratio)
     call(ValueError, "attention_mask", mask=mask[:, 1:])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 
@@ -369,6 +370,33 @@ def test_errors(device):
         KTOLoss()(batch.x, batch.weight, batch.target)
     with pytest.raises(ValueError, match=r"preference_labels \(5,\)"):
         KTOLoss()(batch.x, batch.weight, batch.target, preference_labels=torch.ones(5, dtype=torch.bool, device=device))
+    for shape in ((7, 1), (3,), (6, 7)):
+        with pytest.raises(ValueError, match=rf"kl is \({shape[0]},"):
+            KTOLoss()(batch.x, batch.weight, batch.target, preference_labels=torch.ones(6, dtype=torch.bool, device=device),
+                      kl=torch.zeros(shape, device=device))
+    for wrong in (batch.target[:1], batch.target[:, :1], batch.target.repeat(2, 1)):
+        with pytest.raises(ValueError, match=re.escape(f"nll_target is {tuple(wrong.shape)}, expected (6, 7)")):
+            chunked_loss.LigerFusedLinearORPOLoss()(batch.weight, batch.x, batch.target, nll_target=wrong)
+    with pytest.raises(ValueError, match=r"ref_input is \(2, 7, 33\)"):
+        DPO()(batch.weight, batch.x, batch.target, ref_input=batch.x[:2], ref_weight=batch.weight)
+    with pytest.raises(RuntimeError, match="takes fp32, bf16 and fp16"):
+        DPO(use_ref_model=False)(batch.weight, batch.x.long(), batch.target)
+
+
+@on_devices
+def test_kl_of_kto_in_every_shape(device):
+    """A column of (B, 1), as a trainer may keep it, counts a sequence each, as (B,) does; one element counts for all."""
+    batch, loss = make(PAIRED["dpo sigmoid"], torch.float32, device), chunked_loss.LigerFusedLinearKTOLoss()
+    x, weight = (t.detach().clone().requires_grad_() for t in (batch.x, batch.weight))
+    labels, kl = torch.arange(6, device=device) % 2 == 0, torch.rand(6, device=device)
+
+    def run(kl):
+        value = loss(x, weight, batch.target, preference_labels=labels, kl=kl)[0]
+        return value, *torch.autograd.grad(value, (x, weight))
+
+    torch.testing.assert_close(run(kl[:, None]), run(kl), rtol=0, atol=0)
+    for one in (kl[:1], kl[:1, None], kl[0], float(kl[0])):
+        torch.testing.assert_close(run(one), run(kl[:1].expand(6)), rtol=1e-6, atol=1e-7)
 
 
 @on_devices

@@ -11,8 +11,8 @@ from liger_kernel.cli import require
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fused training kernels: what runs here, why, and how fast.")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes the first CUDA device, else the CPU.")]
-Json = Annotated[pathlib.Path | None, typer.Option(help="Write every number to this file.")]
-Plots = Annotated[pathlib.Path | None, typer.Option(help="Draw the numbers into this folder.")]
+Json = Annotated[pathlib.Path | None, typer.Option(dir_okay=False, help="Write every number to this file.")]
+Plots = Annotated[pathlib.Path | None, typer.Option(file_okay=False, help="Draw the numbers into this folder.")]
 From = Annotated[pathlib.Path | None, typer.Option("--from", help="Show a file that --json wrote instead of measuring.")]
 
 
@@ -103,6 +103,13 @@ bench = typer.Typer(cls=BenchGroup, help="Time ops (the word ops may be left out
 app.add_typer(bench, name="bench")
 
 
+def refuse(option, others):
+    """BadParameter for one of `others`, {name: value}, that was given and that `option` leaves without effect."""
+    for name, value in others.items():
+        if value is not None:
+            raise typer.BadParameter(f"{option} has no use for {name}")
+
+
 def check_from(source, json, plots):
     """--from measures nothing."""
     if source is not None and json is not None:
@@ -119,7 +126,7 @@ def bench_ops(
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved samples of each contender.")] = 15,
     compile: Annotated[bool, typer.Option(help="Also time torch.compile of the eager code.")] = True,
     heap: Annotated[str, typer.Option(help="CPU memory: warm keeps freed pages, default is malloc as it ships, both times both.")] = "both",
-    against: Annotated[pathlib.Path | None, typer.Option(help="Folder of another package that provides liger_kernel.")] = None,
+    against: Annotated[pathlib.Path | None, typer.Option(file_okay=False, help="Folder of another package with a liger_kernel.")] = None,
     json: Json = None,
     plots: Plots = None,
     source: From = None,
@@ -201,7 +208,8 @@ def profile(
     steps: Annotated[int | None, typer.Option(min=1, help="Timed steps of each arm; 5 on the CPU, 4 on CUDA.")] = None,
     weights: Annotated[bool, typer.Option("--weights", help="Load the weights in the folder MODEL instead of random ones.")] = False,
     minutes: Minutes = 8,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of page, chart and traces; profile, with --from none.")] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(
+        file_okay=False, help="Folder of page, chart and traces; profile, with --from none.")] = None,
     json: Json = None,
     source: From = None,
 ):
@@ -233,7 +241,7 @@ def memory(
                                                    "allocations on the CPU.")] = None,
     predict: Annotated[bool, typer.Option("--predict", help="Only the table of predicted sizes; measures nothing.")] = False,
     minutes: Minutes = 8,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of page and plot; memory, with --from none.")] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(file_okay=False, help="Folder of page and plot; memory, with --from none.")] = None,
     json: Json = None,
     source: From = None,
 ):
@@ -245,7 +253,11 @@ def memory(
         raise typer.BadParameter(f"--fit is {fit!r}, expected batch or seq")
     if limit is not None and fit is None:
         raise typer.BadParameter("--limit belongs to --fit")
+    if fit is not None:
+        refuse("--fit", {"--vocabs": vocabs, "--seqs": seqs})
     if predict:
+        refuse("--predict", {"MODEL": model, "--layers": layers, "--dtype": dtype, "--vocabs": vocabs, "--seqs": seqs, "--fit": fit,
+                             "--out": out, "--json": json, "--from": source})
         raise typer.Exit(show_predicted(batch, seq, checkpointing))
     if source is not None:
         raise typer.Exit(show_file(source, out))
@@ -282,7 +294,8 @@ def convergence(
     model: Annotated[str | None, typer.Argument(help="tiny (when left out on the CPU), 100m (on CUDA), another preset of `liger bench "
                                                 "step`, a folder with a config.json, or such a file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda:N; cuda or auto: each arm on a device of its own if it can.")] = "auto",
-    out: Annotated[pathlib.Path, typer.Option(help="Folder of the run: logs, checkpoints, report. The same call goes on from there.")]
+    out: Annotated[pathlib.Path, typer.Option(
+        file_okay=False, help="Folder of the run: logs, checkpoints, report. The same call goes on from there.")]
         = pathlib.Path("out/convergence"),
     tokens: Annotated[int | None, typer.Option(min=1, help="Length of the run; 100 thousand on the CPU, a billion on CUDA.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 8 on the CPU, 64 on CUDA.")] = None,
@@ -304,7 +317,7 @@ def convergence(
     keep: Annotated[bool, typer.Option(help="Keep the checkpoints of a run that has ended.")] = False,
     fresh: Annotated[bool, typer.Option(help="Begin again.")] = False,
     json: Json = None,
-    plots: Annotated[pathlib.Path | None, typer.Option(help="With --from: draw the report into this folder.")] = None,
+    plots: Annotated[pathlib.Path | None, typer.Option(file_okay=False, help="With --from: draw the report into this folder.")] = None,
     source: From = None,
 ):
     """Train one model with and without the kernels and compare the losses. Exit code 1 when they differ by more than the limit."""
@@ -320,6 +333,8 @@ def convergence(
     check_from(source, json, plots)
     if source is not None:
         raise typer.Exit(show_file(source, plots))
+    if plots is not None:
+        raise typer.BadParameter("--plots belongs to --from; a run draws into --out")
     model = model or ("tiny" if pick_device(device) == "cpu" else "100m")
     raise typer.Exit(run(model, device, out, tokens=tokens, data=data or (), tokenizer=tokenizer, synthetic=synthetic, spread=spread,
                          control=control, minutes=minutes, fresh=fresh, keep=keep, limit=limit, json_path=json, part_mb=part_mb,
@@ -332,7 +347,7 @@ def demo(
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 4 on the CPU, 8 on CUDA.")] = None,
     seq: Annotated[int | None, typer.Option(min=8, help="Tokens a sequence; 256 on the CPU, 2048 on CUDA.")] = None,
     device: Device = "auto",
-    out: Annotated[pathlib.Path, typer.Option(help="Folder of the report.")] = pathlib.Path("demo"),
+    out: Annotated[pathlib.Path, typer.Option(file_okay=False, help="Folder of the report.")] = pathlib.Path("demo"),
     hidden: Annotated[int | None, typer.Option(min=32, help="Model width; 256 on the CPU, 2048 on CUDA.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers; 4 on the CPU, 8 on CUDA.")] = None,
     vocab: Annotated[int, typer.Option(min=300, help="Vocabulary of the tokenizer that is trained on the spot.")] = 32768,
@@ -345,7 +360,8 @@ def demo(
 
 @app.command()
 def hub(
-    folder: Annotated[pathlib.Path, typer.Argument(help="Is made where it is missing; an older repository there is written over.")],
+    folder: Annotated[pathlib.Path, typer.Argument(
+        file_okay=False, help="Is made where it is missing; an older repository there is written over.")],
     bundle: Annotated[bool, typer.Option(help="Also variants with a copy of the package, which need nothing installed but torch.")] = True,
 ):
     """Write a kernel repository for transformers' `use_kernels`, as `python -m liger_kernel.hub` does. Prints the variants."""

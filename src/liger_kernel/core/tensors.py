@@ -4,6 +4,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the kernels' operands
+
 
 def unit_stride(t):
     """`t`, copied only when its last dimension is not contiguous."""
@@ -33,6 +35,31 @@ def rows_or_whole(t):
 def shaped(t, shape):
     """`t`, which has `shape` or is its rows, with that shape."""
     return t if t.dim() == len(shape) else t.view(shape)
+
+
+def check_dtypes(op, *tensors):
+    """RuntimeError unless all are fp32, bf16 or fp16: what the kernels say themselves, for callers that convert before they are called,
+    or call another op's."""
+    if any(t.dtype not in DTYPES for t in tensors):
+        raise RuntimeError(f"{op}: takes fp32, bf16 and fp16 tensors; cast the input first")
+
+
+def product_dtype(op, *tensors):
+    """The dtype of products of `tensors`: autocast's where it is on, else what they promote to.
+
+    Raises:
+        RuntimeError: one is not of floats, or the result none of fp32, bf16 and fp16.
+    """
+    first, *others = tensors
+    if not first.is_meta and torch.is_autocast_enabled(first.device.type):
+        dtype = torch.get_autocast_dtype(first.device.type)
+    else:
+        dtype = first.dtype
+        for t in others:
+            dtype = torch.promote_types(dtype, t.dtype)
+    if dtype not in DTYPES or not all(t.is_floating_point() for t in tensors):
+        raise RuntimeError(f"{op}: takes fp32, bf16 and fp16 tensors; cast the input first")
+    return dtype
 
 
 def gather_dtensor(t):

@@ -22,6 +22,8 @@ def _exports():
 
 
 def __getattr__(name):
+    if name == "__all__":
+        return sorted(_exports())
     if name.startswith("__"):
         raise AttributeError(name)
     if (_FOLDER / name / "__init__.py").exists():

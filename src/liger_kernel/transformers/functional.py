@@ -1,6 +1,7 @@
 """The ops as functions. Each is imported from its op's folder on first use; replacing a name here affects the patched models."""
 
 import importlib
+import sys
 
 from liger_kernel._version import __version__
 
@@ -49,6 +50,8 @@ def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True):
 
 
 def __getattr__(name):
+    if name == "__all__":  # those of this version
+        return sorted(n for n in ("liger_rms_norm", *_HOME) if hasattr(sys.modules[__name__], n))
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

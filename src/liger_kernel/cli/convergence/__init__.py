@@ -53,6 +53,8 @@ def prepare(config, folder, data, tokenizer, synthetic, console):
     with console.status("reading the text") as status:
         made = prepare_tokens(folder / "data", sources, tokenizer, config["model"]["vocab_size"],
                               config["steps"] * config["batch"] * config["seq"], status.update)
+    if made["tokens"] < config["seq"]:
+        raise ValueError(f"the text has {made['tokens']} tokens, one sequence {config['seq']}; give more --data or a smaller --seq")
     rounds = config["steps"] * config["batch"] * config["seq"] / made["tokens"]
     console.print(f"text: {made['tokens']:,} tokens ({rounds:.1f} times round), {made['used']:,} of {config['model']['vocab_size']:,} "
                   f"entries of the vocabulary used", highlight=False)

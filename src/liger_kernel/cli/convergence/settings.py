@@ -28,7 +28,10 @@ def numbers(model):
     """
     from liger_kernel.cli.step import configs
 
-    return dict(PRESETS[model]) if model in PRESETS else configs.numbers(model)
+    entries = dict(PRESETS[model]) if model in PRESETS else configs.numbers(model, others=PRESETS)
+    if "vocab_size" not in entries:
+        raise ValueError(f"{model} names no vocab_size: it is no language model, or one of several parts")
+    return entries
 
 
 def settings(model, device, tokens, **options):

@@ -5,6 +5,7 @@ import html
 import json
 
 from liger_kernel import env_report
+from liger_kernel.cli import record
 from liger_kernel.cli.demo.parts import PARTS
 from liger_kernel.cli.record import figure
 
@@ -145,7 +146,7 @@ def write(out, config, results, found):
     """loss.png, parts.png, report.json, report.html."""
     plot_losses(out / "loss.png", results)
     plot_parts(out / "parts.png", results, "milliseconds" if config["device"] == "cpu" else "kernel milliseconds")
-    document = {"settings": config, "found": found, "environment": env_report.facts(), "results": results}
+    document = record.document(config["device"], settings=config, found=found, results=results)
     (out / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     images = [("loss curves", (out / "loss.png").read_bytes()), ("time by part", (out / "parts.png").read_bytes())]
     (out / "report.html").write_text(page(config, results, found, images), encoding="utf-8")

@@ -19,12 +19,13 @@ PRESETS = {
 }
 
 
-def numbers(model, layers=None):
+def numbers(model, layers=None, others=()):
     """The entries of a transformers config as a dict.
 
     Args:
         model: a preset's name, a JSON file, or a folder that holds a config.json. Nothing is downloaded.
         layers: decoder layers instead of the model's own number.
+        others: names of presets that the caller has besides, for the error.
 
     Raises:
         ValueError: `model` is none of these, or the file names no model_type.
@@ -41,7 +42,7 @@ def numbers(model, layers=None):
         if not isinstance(found, dict) or "model_type" not in found:
             raise ValueError(f"{path} names no model_type")
     else:
-        raise ValueError(f"{model!r} is neither one of {', '.join(PRESETS)} nor a file or folder here")
+        raise ValueError(f"{model!r} is neither one of {', '.join([*others, *PRESETS])} nor a file or folder here")
     if layers is not None:
         found["num_hidden_layers"] = layers
         if found.get("layer_types"):

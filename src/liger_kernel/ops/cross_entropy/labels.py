@@ -15,6 +15,9 @@ def _(target, class_weight, vocab, ignore_index):
     return target.new_empty((6,), dtype=torch.int32)
 
 
+NO_LABEL = -(1 << 62)  # an ignore_index for those who have a mask: no label has it by chance
+
+
 class LabelStats:
     """What :func:`ask` returns.
 

@@ -6,7 +6,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.fakes import register_fake
-from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
+from liger_kernel.core.tensors import as_rows, gather_dtensor, product_dtype, unit_stride
 from liger_kernel.ops.cross_entropy import CrossEntropyOutput, check_class_weight, check_flags, check_loss_options, labels
 
 EXPORTS = ["LigerFusedLinearCrossEntropyFunction", "fused_linear_cross_entropy_forward", "fused_linear_cross_entropy_backward"]
@@ -30,15 +30,6 @@ def _(x, weight, target, bias, class_weight, stats, row_scale, valid_rows, logit
     return (new(True, (rows,), torch.float32), new(want_z, (rows,), torch.float32), new(want_hit, (rows,), torch.float32),
             new(want_prediction, (rows,), torch.int64), new(want_dx, (rows, hidden), x.dtype),
             new(want_dw, (vocab, hidden), torch.float32 if dw_fp32 else x.dtype), new(want_db, (vocab,), torch.float32))
-
-
-def _compute_dtype(x, weight, dtype):
-    """The dtype of the products: autocast's where it is on, else what the operands promote to."""
-    if dtype is not None:
-        return dtype
-    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return torch.promote_types(x.dtype, weight.dtype)
 
 
 def _check_hints(device, accum_dtype, ce_impl, ce_mode, chunk_mem_const):
@@ -88,7 +79,7 @@ def fused_linear_cross_entropy_forward(
     want_dw = with_gradient and (weight.requires_grad if weight_requires_grad is None else weight_requires_grad)
     want_db = with_gradient and bias is not None and (bias.requires_grad if bias_requires_grad is None else bias_requires_grad)
 
-    dtype = _compute_dtype(_input, weight, compute_dtype)
+    dtype = compute_dtype or product_dtype(_OP, _input, weight)
     x, w = _input.detach(), weight.detach()
     if token_grad_output is not None and torch.compiler.is_compiling():  # strides are not known while a backward is traced
         x, w = x.reshape(-1, x.shape[-1]).contiguous().to(dtype), w.contiguous().to(dtype)
@@ -174,7 +165,7 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
             "ignore_index": ignore_index, "lse_square_scale": lse_square_scale, "label_smoothing": label_smoothing, "reduction": reduction,
             "softcap": softcap, "accum_dtype": accum_dtype, "use_token_scaling": use_token_scaling, "ce_impl": ce_impl, "ce_mode": ce_mode,
             "chunk_mem_const": chunk_mem_const, "logit_scale": logit_scale, "logits_memory": logits_memory,
-            "compute_dtype": _compute_dtype(_input, weight, None),
+            "compute_dtype": product_dtype(_OP, _input, weight),
         }
         wanted = ctx.needs_input_grad
         if stats is None:

@@ -7,7 +7,7 @@ from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only, without_gradient
 from liger_kernel.core.fakes import register_fake
-from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
+from liger_kernel.core.tensors import as_rows, check_dtypes, gather_dtensor, product_dtype, unit_stride
 from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_backward
 from liger_kernel.ops.jsd import check_beta, check_hints
@@ -40,17 +40,6 @@ def check_accum_dtype(op, accum_dtype):
         raise ValueError(f"{op}: accum_dtype is {accum_dtype!r}, expected None, torch.float32, torch.bfloat16 or torch.float16")
 
 
-def _compute_dtype(*tensors):
-    """The dtype of the products: autocast's where it is on, else what the operands promote to."""
-    first = tensors[0]
-    if not first.is_meta and torch.is_autocast_enabled(first.device.type):
-        return torch.get_autocast_dtype(first.device.type)
-    dtype = first.dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return dtype
-
-
 def _check_shapes(op, x, weight, teacher, teacher_weight, target, hard):
     """ValueError where shapes do not fit one another; the kernels' own checks name rows and columns they cannot use."""
     rows = x.shape[:-1].numel()
@@ -79,7 +68,8 @@ def run(op, x, weight, bias, teacher, teacher_weight, teacher_bias, target, stat
     hard = return_parts or hard_weight != 0
     _check_shapes(op, x, weight, teacher, teacher_weight, target, hard)
     heads = [x, weight] if teacher_weight is None else [x, weight, teacher, teacher_weight]
-    dtype = _compute_dtype(*heads)
+    check_dtypes(op, *([teacher] if teacher_weight is None else ()))
+    dtype = product_dtype(op, *heads)
 
     def cast(t, rows):
         if t is None:

@@ -81,7 +81,7 @@ def liger_fused_linear_kl_div(student_input, student_weight, target, shift_label
     Args:
         student_input: (BT, H), fp32, bf16 or fp16, any strides.
         student_weight: (V, H). Under autocast both are used in its dtype, otherwise in the wider of the two.
-        target: (BT, V) probabilities (not their logarithms) of any float dtype; they need not sum to one. No gradient.
+        target: (BT, V) probabilities (not their logarithms), fp32, bf16 or fp16; they need not sum to one. No gradient.
         shift_labels: (BT,) integers or None. Rows whose label is `ignore_index` count for nothing, and are not worked on.
         reduction: "batchmean" divides the sum over rows by the number n of rows that count, "mean" by n V, "sum" by nothing.
         temperature: divides the logits.

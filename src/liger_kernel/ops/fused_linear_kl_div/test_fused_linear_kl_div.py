@@ -130,6 +130,9 @@ def test_module_helpers_signature_and_errors(device):
         liger_fused_linear_kl_div(x, weight, p, labels[:3])
     with pytest.raises(ValueError, match="32 probabilities a row"):
         liger_fused_linear_kl_div(x, weight, p[:, :32])
+    for wrong in ((x.double(), weight.double(), p), (x.long(), weight, p), (x, weight, p.long())):
+        with pytest.raises(RuntimeError, match="fused_linear_kl_div: takes fp32, bf16 and fp16"):
+            liger_fused_linear_kl_div(*wrong)
 
 
 @on_devices

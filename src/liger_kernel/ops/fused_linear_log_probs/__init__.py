@@ -12,7 +12,7 @@ import torch
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only
 from liger_kernel.core.fakes import register_fake
-from liger_kernel.core.tensors import as_rows, gather_dtensor, unit_stride
+from liger_kernel.core.tensors import as_rows, gather_dtensor, product_dtype, unit_stride
 from liger_kernel.ops.cross_entropy import labels
 
 EXPORTS = ["LigerFusedLinearLogProbsFunction", "LigerFusedLinearScaledCrossEntropyFunction"]
@@ -72,13 +72,6 @@ def _(logits, x, weight, target, bias, ignore_index, softcap, logit_scale, tempe
 def _(logits, dw, db, x, weight, target, logp, largest, log_sum, entropy, d_logp, d_entropy, d_lse, ignore_index, softcap, logit_scale,
       temperature, want_dx, add):
     return x.new_empty((x.shape[0] if want_dx else 0, x.shape[1]), dtype=torch.float32)
-
-
-def _compute_dtype(x, weight):
-    """The dtype of the products: autocast's where it is on, else what the operands promote to."""
-    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return torch.promote_types(x.dtype, weight.dtype)
 
 
 def _transform(temperature, logit_scale, softcap):
@@ -149,7 +142,7 @@ class LigerFusedLinearLogProbsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, target, bias, options, want_entropy, want_lse, want_prediction, ignore_index, label_stats, logits_memory):
         ctx.set_materialize_grads(False)
-        ctx.dtype, ctx.options, ctx.ignore_index, ctx.logits_memory = _compute_dtype(x, weight), options, ignore_index, logits_memory
+        ctx.dtype, ctx.options, ctx.ignore_index, ctx.logits_memory = product_dtype(_OP, x, weight), options, ignore_index, logits_memory
         o = _Operands(x, weight, target, bias, ctx.dtype, ignore_index, label_stats)
         logp, largest, log_sum, entropy, prediction = _ops.fused_linear_log_probs_forward(
             o.pick(o.x), o.weight, o.pick(o.target), o.bias, ignore_index, *options, logits_memory, want_entropy, want_prediction)

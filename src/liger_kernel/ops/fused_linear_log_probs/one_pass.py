@@ -7,8 +7,8 @@ scratch of all logits of a chunk, and the weight's gradient summed over chunks i
 import torch
 
 from liger_kernel._native import ops as _ops
-from liger_kernel.core.tensors import has_values
-from liger_kernel.ops.fused_linear_log_probs import _OP, LogProbs, _check_shapes, _compute_dtype, _Operands, _transform
+from liger_kernel.core.tensors import has_values, product_dtype
+from liger_kernel.ops.fused_linear_log_probs import _OP, LogProbs, _check_shapes, _Operands, _transform
 
 # As of fused_linear_cross_entropy: on CUDA the sum of dw hides behind the products from about 2048 rows on.
 _CUDA_BYTES, _CUDA_ROWS = 1280 << 20, (640, 4096)
@@ -125,7 +125,7 @@ def log_probs_and_gradients(x, weight, target, coefficients, bias=None, *, group
     rows = target.numel()
     if group < 1 or rows % group:
         raise ValueError(f"{_OP}: {rows} rows are not whole groups of {group}")
-    dtype = _compute_dtype(x, weight)
+    dtype = product_dtype(_OP, x, weight)
     want_dx = x.requires_grad if want_dx is None else want_dx
     want_dw = weight.requires_grad if want_dw is None else want_dw
     want_db = bias is not None and (bias.requires_grad if want_db is None else want_db)
@@ -194,7 +194,7 @@ def log_probs_and_gradients_in_tiles(x, weight, target, coefficients, bias=None,
     """
     _check_shapes(x, weight, target, bias)
     options = _transform(temperature, logit_scale, softcap)
-    dtype = _compute_dtype(x, weight)
+    dtype = product_dtype(_OP, x, weight)
     want_dx = x.requires_grad if want_dx is None else want_dx
     want_dw = weight.requires_grad if want_dw is None else want_dw
     want_db = bias is not None and (bias.requires_grad if want_db is None else want_db)

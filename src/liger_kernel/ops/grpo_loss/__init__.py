@@ -7,7 +7,8 @@ import torch
 
 from liger_kernel._native import ops as _ops
 from liger_kernel.core.autograd import first_derivative_only, without_gradient
-from liger_kernel.core.tensors import gather_dtensor
+from liger_kernel.core.tensors import check_dtypes, gather_dtensor
+from liger_kernel.ops.cross_entropy import labels
 from liger_kernel.ops.grpo_loss.terms import (
     CLIPPED,
     LEVELS,
@@ -37,6 +38,7 @@ def _check_tensors(logits, old_logp, ref_logp, ids, advantages, mask, beta):
     tensors = {"logits": logits, "completion_ids": ids, "old_logp": old_logp, "ref_logp": ref_logp, "completion_mask": mask}
     for name, t in tensors.items():
         assert t is None or t.is_contiguous(), f"{_OP}: {name} has strides {t.stride()}, expected a contiguous tensor"
+    check_dtypes(_OP, logits)
     if logits.dim() != 3 or logits.shape[1] < 1:
         raise ValueError(f"{_OP}: logits are {tuple(logits.shape)}, expected (B, L + 1, V)")
     shape = (logits.shape[0], logits.shape[1] - 1)
@@ -84,8 +86,9 @@ class GrpoLossFunction(torch.autograd.Function):
             f"{_OP}: phi_seq is {tuple(phi_seq.shape)}, expected ({sequences},) or ({sequences}, 1)")
 
         target = completion_targets(_OP, logits, completion_ids, completion_mask)
-        check_range(target, vocab, -100)
-        logp, largest, log_sum, _ = _ops.selective_log_softmax_forward(logits.detach().view(-1, vocab), target, -100, temperature, False)
+        check_range(target, vocab, labels.NO_LABEL)
+        logp, largest, log_sum, _ = _ops.selective_log_softmax_forward(
+            logits.detach().view(-1, vocab), target, labels.NO_LABEL, temperature, False)
         batch = Batch(options, length, vector(advantages), vector(old_logp), vector(ref_logp), vector(completion_mask),
                       vector(vllm_is_ratio), vector(phi_seq), gamma)
         terms = batch.terms(logp.view(sequences, length + 1)[:, :length].reshape(-1).contiguous())
@@ -100,7 +103,7 @@ class GrpoLossFunction(torch.autograd.Function):
             weights = None
             loss, kl, clipped = (None if t is None else t.view(shape) for t in (terms.loss, terms.kl, terms.clipped))
         if ctx.needs_input_grad[0]:
-            ctx.options, ctx.inplace, ctx.shape = (-100, temperature), inplace, shape
+            ctx.options, ctx.inplace, ctx.shape = (labels.NO_LABEL, temperature), inplace, shape
             ctx.save_for_backward(logits, target, logp, largest, log_sum, terms.slope, terms.ratio_slope, weights, batch.mask)
         without_gradient(ctx, kl, clipped)
         return loss, kl, clipped

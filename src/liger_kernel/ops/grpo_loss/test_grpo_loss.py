@@ -271,6 +271,8 @@ def test_errors():
         call(AssertionError, "vllm_is_ratio", importance=ratio)
     call(AssertionError, "are needed", ids=None)
     call(AssertionError, "out of bounds", ids=ids + 41)
+    call(AssertionError, "-100 is out of bounds", ids=torch.full_like(ids, -100))  # the mask says what counts, no id does
+    call((RuntimeError, ValueError), "grpo_loss: takes fp32, bf16 and fp16", logits=logits.double())
     call(ValueError, "unknown loss_type", loss_type="ppo")
     for loss_type in ("cispo", "sapo", "vespo"):
         call(ValueError, "delta", loss_type=loss_type, delta=2.0)

@@ -7,7 +7,7 @@ from liger_kernel._native import ops as _ops
 from liger_kernel.backends import registry, third_party
 from liger_kernel.core.autograd import descendant, first_derivative_only
 from liger_kernel.core.fakes import register_fake
-from liger_kernel.core.tensors import as_rows, gather_dtensor
+from liger_kernel.core.tensors import as_rows, check_dtypes, gather_dtensor
 from liger_kernel.ops.cross_entropy import labels
 
 EXPORTS = ["LigerJSDFunction", "NativeJSDFunction", "jsd_forward", "jsd_backward"]
@@ -60,6 +60,7 @@ def _forward(x, y, target, beta, ignore_index, want_dx):
 
 def _as_pair(_input, target):
     """Both as rows of one dtype, the wider of the two."""
+    check_dtypes("jsd", _input, target)
     x, y = as_rows(_input.detach()), as_rows(target.detach())
     if x.dtype != y.dtype:
         wide = torch.promote_types(x.dtype, y.dtype)

@@ -188,6 +188,9 @@ def test_module_helpers_and_errors(device):
         liger_jsd(x, y[:, :5])
     with pytest.raises(CORE_ERROR, match="fp32, bf16 and fp16"):
         liger_jsd(x.double(), y.double())
+    for wrong in (x.long(), x > 0):
+        with pytest.raises(CORE_ERROR, match="jsd: takes fp32, bf16 and fp16"):
+            liger_jsd(wrong, y)
     with pytest.raises(RuntimeError, match="class indices"):
         liger_jsd(x, y, target.float())
     with pytest.raises(ValueError, match="jsd_impl"):

@@ -179,21 +179,21 @@ def fused_selective_log_softmax(logits, input_ids, temperature=0.9, mask=None):
     assert logits.is_contiguous(), f"fused_selective_log_softmax: logits have strides {logits.stride()}; expected contiguous ones"
     check_temperature("fused_selective_log_softmax", temperature)
     target = completion_targets("fused_selective_log_softmax", logits, input_ids, mask)
-    check_range(target, logits.shape[-1], -100)
-    logp = _ops.selective_log_softmax_forward(logits.view(-1, logits.shape[-1]), target, -100, temperature, False)[0]
+    check_range(target, logits.shape[-1], labels.NO_LABEL)
+    logp = _ops.selective_log_softmax_forward(logits.view(-1, logits.shape[-1]), target, labels.NO_LABEL, temperature, False)[0]
     return logp.view(logits.shape[:2])[:, :-1].contiguous()
 
 
 def completion_targets(op, logits, ids, mask):
-    """One target a row of logits (B, L + 1, V): the last L columns of `ids`, -100 where the last L of `mask` are 0, and at the last
+    """One target a row of logits (B, L + 1, V): the last L columns of `ids`, NO_LABEL where the last L of `mask` are 0, and at the last
     position. (B (L + 1),) int64."""
     length = logits.shape[1] - 1 if logits.dim() == 3 else -1
     for name, t in (("ids", ids), ("mask", mask)):
         if length < 0 or (t is not None and (t.dim() != 2 or t.shape[0] != logits.shape[0] or t.shape[1] < length)):
             got = "" if t is None else f" and {name} {tuple(t.shape)}"
             raise ValueError(f"{op}: logits are {tuple(logits.shape)}{got}, expected (B, L + 1, V) and (B, L)")
-    target = ids.new_full(logits.shape[:2], -100, dtype=torch.int64)
+    target = ids.new_full(logits.shape[:2], labels.NO_LABEL, dtype=torch.int64)
     if length:
         ids = labels.indices(op, ids[:, -length:])
-        target[:, :-1] = ids if mask is None else torch.where(mask[:, -length:] != 0, ids, -100)
+        target[:, :-1] = ids if mask is None else torch.where(mask[:, -length:] != 0, ids, labels.NO_LABEL)
     return target.view(-1)

@@ -5,6 +5,7 @@ import torch
 
 from liger_kernel._native import ops as native
 from liger_kernel.core.accuracy import CORE_ERROR, LAYOUTS, assert_accurate, devices, strided
+from liger_kernel.ops.cross_entropy.labels import NO_LABEL
 from liger_kernel.ops.selective_log_softmax import completion_targets, fused_selective_log_softmax, selective_log_softmax
 from liger_kernel.ops.selective_log_softmax.cases import DTYPES, SHAPES, Bounds
 from liger_kernel.ops.selective_log_softmax.ref import eager, reference
@@ -230,7 +231,7 @@ def test_completion_targets():
     ids = torch.arange(8).view(2, 4)
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
     got = completion_targets("op", torch.zeros(2, 4, 9), ids, mask).view(2, 4)
-    assert got.tolist() == [[1, 2, -100, -100], [-100, 6, 7, -100]]
+    assert got.tolist() == [[1, 2, NO_LABEL, NO_LABEL], [NO_LABEL, 6, 7, NO_LABEL]]
 
 
 @on_devices
