@@ -37,11 +37,15 @@ def shaped(t, shape):
     return t if t.dim() == len(shape) else t.view(shape)
 
 
+def _wrong_dtype(op):
+    return RuntimeError(f"{op}: takes fp32, bf16 and fp16 tensors; cast the input first")
+
+
 def check_dtypes(op, *tensors):
     """RuntimeError unless all are fp32, bf16 or fp16: what the kernels say themselves, for callers that convert before they are called,
     or call another op's."""
     if any(t.dtype not in DTYPES for t in tensors):
-        raise RuntimeError(f"{op}: takes fp32, bf16 and fp16 tensors; cast the input first")
+        raise _wrong_dtype(op)
 
 
 def product_dtype(op, *tensors):
@@ -58,7 +62,7 @@ def product_dtype(op, *tensors):
         for t in others:
             dtype = torch.promote_types(dtype, t.dtype)
     if dtype not in DTYPES or not all(t.is_floating_point() for t in tensors):
-        raise RuntimeError(f"{op}: takes fp32, bf16 and fp16 tensors; cast the input first")
+        raise _wrong_dtype(op)
     return dtype
 
 

@@ -53,8 +53,6 @@ def prepare(config, folder, data, tokenizer, synthetic, console):
     with console.status("reading the text") as status:
         made = prepare_tokens(folder / "data", sources, tokenizer, config["model"]["vocab_size"],
                               config["steps"] * config["batch"] * config["seq"], status.update)
-    if made["tokens"] < config["seq"]:
-        raise ValueError(f"the text has {made['tokens']} tokens, one sequence {config['seq']}; give more --data or a smaller --seq")
     rounds = config["steps"] * config["batch"] * config["seq"] / made["tokens"]
     console.print(f"text: {made['tokens']:,} tokens ({rounds:.1f} times round), {made['used']:,} of {config['model']['vocab_size']:,} "
                   f"entries of the vocabulary used", highlight=False)
@@ -73,6 +71,7 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
 
     from liger_kernel.cli.convergence import checkpoint
     from liger_kernel.cli.convergence.arms import train
+    from liger_kernel.cli.convergence.data import source_of
     from liger_kernel.cli.convergence.settings import differences, settings
 
     begun, console = time.monotonic(), record.console()
@@ -86,6 +85,7 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
         config = settings(model, devices[0], tokens, **options)
         config |= {"data_seed": config["seed"], "control": control, "part_bytes": part_mb << 20, "folder": str(out.resolve())}
         config["data"] = prepare(config, out, data, tokenizer, synthetic, console)
+        source_of(config)  # text for less than one sequence ends here, not in the arms
     except ValueError as e:
         console.print(f"[red]{e}[/]", highlight=False)
         return 2

@@ -1,5 +1,5 @@
-// Launches of the kernels of a row map (core/row_map.h). An op hands over its kernels as
-//   struct Kernels { template <class T, class Access, int kHeld, bool kCluster, bool kRest> static auto forward(); and backward() }
+// Launches of the kernels of a row map (core/row_map.h), which an op hands over as the Kernels of core/cuda/row_map_kernels.inl:
+// forward() and backward() for a type, an access, the vectors held, cluster, rest.
 #pragma once
 #include <liger_kernel/core/cuda/held_row.cuh>
 #include <liger_kernel/core/row_map.h>

@@ -67,9 +67,11 @@ def run(op, x, weight, bias, teacher, teacher_weight, teacher_bias, target, stat
         check_beta(op, beta)
     hard = return_parts or hard_weight != 0
     _check_shapes(op, x, weight, teacher, teacher_weight, target, hard)
-    heads = [x, weight] if teacher_weight is None else [x, weight, teacher, teacher_weight]
-    check_dtypes(op, *([teacher] if teacher_weight is None else ()))
-    dtype = product_dtype(op, *heads)
+    if teacher_weight is None:  # probabilities, which no product reads
+        check_dtypes(op, teacher)
+        dtype = product_dtype(op, x, weight)
+    else:
+        dtype = product_dtype(op, x, weight, teacher, teacher_weight)
 
     def cast(t, rows):
         if t is None:

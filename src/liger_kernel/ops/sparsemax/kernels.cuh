@@ -170,16 +170,7 @@ __global__ void __launch_bounds__(row_threads(kRest), kRest ? 1 : 2) backward_ke
   }
 }
 
-struct Kernels {
-  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
-  static auto forward() {
-    return forward_kernel<T, Access, kHeld, kCluster, kRest>;
-  }
-  template <class T, class Access, int kHeld, bool kCluster, bool kRest>
-  static auto backward() {
-    return backward_kernel<T, Access, kHeld, kCluster, kRest>;
-  }
-};
+#include <liger_kernel/core/cuda/row_map_kernels.inl>
 
 }  // namespace
 }  // namespace liger::sparsemax
