@@ -79,7 +79,7 @@ def test_step_out_of_memory_is_a_result(monkeypatch):
 
 
 def test_step_stops_in_time():
-    assert "out of time" in liger("bench", "step", "tiny", "--device", "cpu", "--minutes", 0, "--arms", "hf")
+    assert "out of time" in liger("bench", "step", "tiny", "--device", "cpu", "--minutes", 0, "--arms", "hf", code=1)
     child = Child([sys.executable, "-c", "import time; print('LIGER_EVENT {\"event\": \"a\"}', flush=True); time.sleep(60)"])
     start = time.monotonic()
     assert [e["event"] for e in child.events(1)] == ["a"] and child.stopped and child.failure()

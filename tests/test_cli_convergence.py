@@ -1,6 +1,7 @@
 """`liger convergence`: a run that stops goes on bit for bit, equal arms are equal, a broken kernel is found, files read back."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from liger_kernel.cli import convergence
 from liger_kernel.cli.app import app
-from liger_kernel.cli.convergence import checkpoint, data, report, settings
+from liger_kernel.cli.convergence import arms, checkpoint, data, report, settings
 from liger_kernel.cli.convergence.train import Log, learning_rate
 
 MODEL = dict(model_type="llama", vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2,
@@ -78,6 +80,35 @@ def test_stopped_run_goes_on_bit_for_bit(given, whole, tmp_path):
         assert lasting(tmp_path / f"{name}.jsonl") == lasting(whole[0] / f"{name}.jsonl")
     again = liger(*given, "--out", tmp_path, "--spread")
     assert "PASS" in again and "goes on" not in again
+
+
+def test_several_devices(given, whole, tmp_path, monkeypatch):
+    """Each takes the next arm that waits; another division of the work is the same run, stopped or not."""
+    begun = []
+
+    class Arm(arms.Arm):
+        def __init__(self, config, progress):
+            begun.append((config["arm"], config["shared"]))
+            super().__init__(config, progress)
+
+    monkeypatch.setattr(arms, "Arm", Arm)
+    monkeypatch.setattr(convergence, "devices_of", lambda device, count: ["cpu", "cpu"])
+    first = liger(*given, "--out", tmp_path, "--spread", "--minutes", 0.1)
+    assert "not finished" in first and {name for name, *_ in begun} == {"baseline", "liger"}, "no arm begins that has no time left"
+    begun.clear()
+    liger(*given, "--out", tmp_path, "--spread")
+    assert begun == [(name, False) for name in ("baseline", "liger", "spread")]
+    for name, *_ in begun:
+        assert lasting(tmp_path / f"{name}.jsonl") == lasting(whole[0] / f"{name}.jsonl")
+
+
+def test_an_arm_that_fails_ends_the_others(given, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("def apply(model):\n    raise ValueError('broken on purpose')\n")
+    config = settings.settings(str(given[0]), "cpu", 10**9, batch=2, seq=16, seed=0, log_every=1, checkpoint="none")
+    config |= dict(data={"kind": "synthetic"}, data_seed=0, part_bytes=1 << 30, folder=str(tmp_path), control=False)
+    each = convergence.arms_of(config, False, False, str(tmp_path / "broken.py"))
+    with Progress(disable=True) as progress, pytest.raises(SystemExit, match="(?s)the arm liger failed.*broken on purpose"):
+        arms.train(each, ["cpu", "cpu"], None, time.monotonic(), progress, lambda parameters: 0)
 
 
 def test_control_arms_are_equal(given, tmp_path):

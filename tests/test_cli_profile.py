@@ -111,12 +111,12 @@ def test_files_of_another_kind_are_refused(content, words, tmp_path):
     assert result.exit_code == 1 and words in result.output + str(result.exception)
 
 
-def test_out_of_time_is_a_result(tmp_path):
+def test_out_of_time_is_reported(tmp_path):
     for package in ("transformers", "matplotlib"):
         pytest.importorskip(package)
-    text = liger("profile", "tiny", "--device", "cpu", "--minutes", 0, "--out", tmp_path, "--json", tmp_path / "p.json")
+    text = liger("profile", "tiny", "--device", "cpu", "--minutes", 0, "--out", tmp_path, "--json", tmp_path / "p.json", code=1)
     assert "hf: out of time; patched: out of time, so there is nothing to compare" in text
-    assert "out of time" in liger("profile", "--from", tmp_path / "p.json")
+    assert "out of time" in liger("profile", "--from", tmp_path / "p.json", code=1)
 
 
 @pytest.mark.parametrize(("spans", "expected"), [

@@ -58,6 +58,12 @@ def read(path, needs, command):
     return content
 
 
+def failed(arms):
+    """Whether one of the arms failed, or none came to its end in time; out of memory is an end."""
+    states = [arm["status"] for arm in arms.values()]
+    return "failed" in states or set(states) <= {"out of time"}
+
+
 def figure(width, height):
     """An empty Matplotlib figure in inches that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

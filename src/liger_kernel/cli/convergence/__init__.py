@@ -16,12 +16,10 @@ BASELINE, PATCHED, SPREAD = "baseline", "liger", "spread"
 NEEDS = ("settings", "arms", "limit")
 
 
-def arms_of(config, devices, spread, control, hook):
+def arms_of(config, spread, control, hook):
     """The arms' configurations: the baseline, the kernels (or, with `control`, the baseline once more), and another seed's baseline."""
     arms = [(BASELINE, False, 0), (PATCHED, not control, 0)] + ([(SPREAD, False, 1)] if spread else [])
-    return [config | {"arm": name, "patched": patched, "seed": config["seed"] + shift, "device": devices[i % len(devices)], "hook": hook,
-                      "shared": len(arms) > len(devices)}
-            for i, (name, patched, shift) in enumerate(arms)]
+    return [config | {"arm": name, "patched": patched, "seed": config["seed"] + shift, "hook": hook} for name, patched, shift in arms]
 
 
 def devices_of(device, arms):
@@ -94,13 +92,13 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
         console.print(f"[red]{out} holds a run of other settings ({'; '.join(other)}); give another --out, or --fresh to begin again[/]",
                       highlight=False)
         return 2
-    configs, arms = arms_of(config, devices, spread, control, hook), []
+    configs, arms = arms_of(config, spread, control, hook), []
     waiting = [c for c in configs if (read_log(out / f"{c['arm']}.jsonl").get("step") or [0])[-1] < config["steps"]]
     if waiting:
         note = TextColumn("{task.fields[note]}")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
         with Progress(*columns, console=console) as progress:
-            arms = train(waiting, minutes, begun, progress, lambda n: checkpoint.bytes_of(n, config["checkpoint"]))
+            arms = train(waiting, devices, minutes, begun, progress, lambda n: checkpoint.bytes_of(n, config["checkpoint"]))
     complete = all((read_log(out / f"{c['arm']}.jsonl").get("step") or [0])[-1] >= config["steps"] for c in configs)
     if complete and not keep:
         for c in configs:

@@ -1,9 +1,10 @@
-"""Runs the arms side by side: at once where each has a device, else in turns of some seconds, so that they always stand close."""
+"""Runs the arms: on one device in turns of some seconds, so that they always stand close, on several each alone on the next free one."""
 
 import concurrent.futures
 import json
 import os
 import sys
+import threading
 import time
 
 from liger_kernel.cli.child import Child
@@ -17,7 +18,7 @@ class Arm:
     """One worker and what it last said."""
 
     def __init__(self, config, progress):
-        self.name, self.device, self.steps, self.folder = config["arm"], config["device"], config["steps"], config["folder"]
+        self.name, self.steps, self.folder = config["arm"], config["steps"], config["folder"]
         self.step, self.parameters, self.report, self.per_step = 0, 0, None, None
         self.progress, self.task = progress, progress.add_task(f"{self.name:9s}", total=config["steps"], note="starting")
         env = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
@@ -66,52 +67,81 @@ class Arm:
         self.child.stop()
 
 
-def train(configs, minutes, begun, progress, save_bytes):
+def take_turns(arms, left, save_bytes):
+    """Trains the arms of one device to their last step, or until the time is nearly over, then saves and lets them end.
+
+    Args:
+        arms: those that share the device; each has just been started.
+        left: () -> seconds that are left, infinite without a limit.
+        save_bytes: parameters -> bytes of an arm's checkpoint.
+
+    Returns:
+        Seconds that starting and saving took, so that another arm is not begun in less.
+    """
+    started = time.monotonic()
+    for arm in arms:
+        arm.wait()
+    last_save = time.monotonic()
+    start_s, save_s = last_save - started, sum(save_bytes(arm.parameters) for arm in arms) / SAVE_BYTES_PER_S
+    turn, steps = 1, arms[0].steps
+    while (step := min(arm.step for arm in arms)) < steps:
+        for arm in arms:
+            arm.train(min(steps, step + turn))
+        slowest = max(arm.per_step for arm in arms if arm.per_step)
+        turn = max(1, min(int(TURN_S / slowest), 4 * turn))
+        now = time.monotonic()
+        ends = slowest * turn * len(arms) + 1.5 * save_s > left()
+        if ends or now - last_save > max(SAVE_EVERY_S, 10 * save_s) or min(arm.step for arm in arms) == steps:
+            for arm in arms:
+                arm.order("save")
+            last_save = time.monotonic()
+            save_s = last_save - now
+        if ends:
+            break
+    for arm in arms:
+        arm.stop()
+    return start_s + 1.5 * save_s
+
+
+def train(configs, devices, minutes, begun, progress, save_bytes):
     """Trains every arm to its last step, or until `minutes` after `begun` are nearly over.
 
     Args:
-        configs: one dict an arm; those with the same "device" take turns.
+        configs: one dict an arm. On one device they take turns; of several each takes the next arm when it is free.
+        devices: torch's names of them.
         minutes: None for no limit.
         begun: time.monotonic() at the call's start.
         progress: a rich Progress whose tasks have a field "note".
         save_bytes: parameters -> bytes of an arm's checkpoint.
 
     Returns:
-        The arms, each stopped behind its last step or with a checkpoint there.
+        The arms that were begun, each stopped behind its last step or with a checkpoint there.
     """
-    arms = [Arm(config, progress) for config in configs]
-    groups = {}
-    for arm in arms:
-        groups.setdefault(arm.device, []).append(arm)
-    steps = configs[0]["steps"]
-    try:
-        with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
-            def everywhere(work):
-                """`work` on every arm: at once on different devices, one after the other on the same."""
-                for done in [pool.submit(lambda group=group: [work(arm) for arm in group]) for group in groups.values()]:
-                    done.result()
+    waiting = [[config] for config in configs] if len(devices) > 1 else [configs]
+    arms, lock = [], threading.Lock()
 
-            everywhere(Arm.wait)
-            save_s, last_save = sum(save_bytes(arm.parameters) for arm in arms) / SAVE_BYTES_PER_S, time.monotonic()
-            turn = 1
-            while min(arm.step for arm in arms) < steps:
-                until = min(steps, min(arm.step for arm in arms) + turn)
-                everywhere(lambda arm, until=until: arm.train(until))
-                slowest = max(arm.per_step for arm in arms if arm.per_step)
-                turn = max(1, min(int(TURN_S / slowest), 4 * turn))
-                now = time.monotonic()
-                round_s = slowest * turn * max(map(len, groups.values()))
-                ends = minutes is not None and now - begun + round_s + 1.5 * save_s > minutes * 60
-                if ends or now - last_save > max(SAVE_EVERY_S, 10 * save_s):
-                    everywhere(lambda arm: arm.order("save"))
-                    save_s, last_save = time.monotonic() - now, time.monotonic()
-                if ends:
-                    break
-            else:
-                everywhere(lambda arm: arm.order("save"))
-            everywhere(Arm.stop)
-    except BaseException:
-        for arm in arms:
-            arm.kill()
-        raise
+    def left():
+        return float("inf") if minutes is None else minutes * 60 - (time.monotonic() - begun)
+
+    def serve(device):
+        needs_s = 0.0
+        while left() > needs_s:
+            with lock:
+                if not waiting:
+                    return
+                group = waiting.pop(0)
+                own = [Arm(config | {"device": device, "shared": len(group) > 1}, progress) for config in group]
+                arms.extend(own)
+            needs_s = take_turns(own, left, save_bytes)
+
+    with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+        try:
+            for served in concurrent.futures.as_completed([pool.submit(serve, device) for device in devices]):
+                served.result()
+        except BaseException:
+            with lock:
+                waiting.clear()
+                for arm in arms:
+                    arm.kill()
+            raise
     return arms

@@ -85,7 +85,8 @@ def run_arm(config, seconds, progress):
 
 
 def run(model, device, minutes, json_path, out, *, vocabs, seqs, fit, limit, **options):
-    """Measures, prints, writes; 1 when an arm failed (running out of memory is a finding), 2 for options that mean nothing."""
+    """Measures, prints, writes; 1 when an arm failed or none came to its end in time (out of memory is one), 2 for options that mean
+    nothing."""
     from liger_kernel.cli import require
     from liger_kernel.cli.profile import bars, settings
 
@@ -130,7 +131,7 @@ def finish(document, json_path, out, console):
         path.write_text(page("Memory of a training step", document, sections, images), encoding="utf-8")
         console.print("written: " + ", ".join(map(str, [*images, path])), highlight=False, soft_wrap=True)
     console.print(document["verdict"], highlight=False, soft_wrap=True)
-    return int(any(arm["status"] == "failed" for arm in document["arms"].values()))
+    return int(record.failed(document["arms"]))
 
 
 def show_file(path, out):

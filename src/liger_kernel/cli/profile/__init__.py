@@ -86,7 +86,8 @@ def run_arm(config, seconds, progress):
 
 
 def run(model, device, minutes, json_path, out, **options):
-    """Measures, prints, writes; 1 when an arm failed or the losses disagree, 2 for a model that is none."""
+    """Measures, prints, writes; 1 when an arm failed, none came to its end in time, or the losses disagree, 2 for a model that
+    is none."""
     from liger_kernel.cli import require
 
     require("transformers", "matplotlib", purpose="liger profile")
@@ -121,8 +122,7 @@ def finish(document, json_path, out, console):
         paths += [path for path in (out / f"trace-{arm}.json.gz" for arm in ARMS) if path.exists()]
         console.print("written: " + ", ".join(map(str, paths)), highlight=False, soft_wrap=True)
     console.print(document["verdict"], highlight=False, soft_wrap=True)
-    failed = any(result["status"] == "failed" for result in document["arms"].values())
-    return int(failed or not document["losses_agree"])
+    return int(record.failed(document["arms"]) or not document["losses_agree"])
 
 
 def show_file(path, out):

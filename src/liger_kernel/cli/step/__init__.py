@@ -52,7 +52,7 @@ def run_arm(config, seconds, say):
 
 
 def run(model, device, arms, minutes, json_path, plots, **options):
-    """Measures, prints, writes; 1 when an arm failed or the losses disagree (running out of memory or time is a finding)."""
+    """Measures, prints, writes; 1 when an arm failed, none came to its end in time, or the losses disagree."""
     from liger_kernel.cli import require
     from liger_kernel.cli.step import configs
 
@@ -83,8 +83,7 @@ def finish(document, json_path, plots, console):
         record.write(json_path, document, console)
     if plots is not None:
         console.print(f"plot: {report.plot(document, plots)}", highlight=False)
-    failed = any(result["status"] == "failed" for result in document["arms"].values())
-    return int(failed or not document["losses_agree"])
+    return int(record.failed(document["arms"]) or not document["losses_agree"])
 
 
 def show_file(path, plots):
