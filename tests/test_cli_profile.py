@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import textwrap
 import types
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from liger_kernel.cli.app import app
-from liger_kernel.cli.profile import phases, report, timeline
+from liger_kernel.cli.profile import collect, phases, report, timeline
 from liger_kernel.cli.step import configs
 from liger_kernel.cli.step.kinds import PARTS
 
@@ -156,8 +157,10 @@ def test_timeline_of_a_device():
 def test_peaks_by_phase():
     """Each phase's own maximum: a release belongs to no phase after it, what is held on entry counts."""
     changes = [(10, 100), (20, -100), (15, 50), (35, 10), (45, -40), (60, 5)]
-    spans = {"forward": (5, 30), "loss": (31, 40), "backward": (41, 70)}
+    spans = [("forward", 5, 30), ("loss", 31, 40), ("backward", 41, 70)]
     assert phases.peaks_of_events(changes, spans, 1000) == {"forward": 1150, "loss": 1060, "backward": 1060}
+    again = [*spans, ("forward", 71, 80), ("loss", 81, 90)]  # a second batch before the optimizer's step
+    assert phases.peaks_of_events([*changes, (85, 500)], again, 1000) == {"forward": 1150, "loss": 1525, "backward": 1060}
 
 
 def test_phases_without_a_decoder():
@@ -197,3 +200,100 @@ def test_table_of_a_cuda_file(tmp_path):
     fast["high_s"] = 0.3
     assert document["verdict"] == ("patched: 1.50x the tokens/s; norms 11 % -> 0.5 % of the step; peak memory above the model "
                                    "0.0 kB -> 0.0 kB")
+
+
+MODEL = """
+    import sys, torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def build():
+        return LlamaForCausalLM(LlamaConfig(vocab_size=1024, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
+                                            num_attention_heads=4, num_key_value_heads=2))
+"""
+LOOP = """
+    accumulated, steps = map(int, sys.argv[1:])
+    model, frozen = build().train(), build().eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    for step in range(steps):
+        for _ in range(accumulated):
+            ids = torch.randint(1024, (2, 96))
+            with torch.no_grad():
+                frozen(ids)
+            (model(input_ids=ids, labels=ids).loss / accumulated).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step, end=" ")
+"""
+
+
+def written(folder, *parts):
+    path = folder / "train.py"
+    path.write_text("".join(map(textwrap.dedent, parts)))
+    return path
+
+
+def one_arm(script, *arguments, arm="hf", steps=2):
+    """(what collect says, [events]) of one arm."""
+    events = []
+    config = {"script": str(script), "arguments": [str(a) for a in arguments], "device": "cpu", "seed": 0, "warmup": 1, "steps": steps,
+              "arm": arm, "trace": None}
+    return collect("liger_kernel.cli.profile.script", config, 120, events.append), events
+
+
+def test_script(tmp_path):
+    for package in ("transformers", "matplotlib"):
+        pytest.importorskip(package)
+    script = written(tmp_path, MODEL, LOOP)
+    text = liger("profile", script, "--device", "cpu", "--steps", 2, "--json", tmp_path / "p.json", "--out", tmp_path / "out", "--", 2, 9)
+    document = json.loads((tmp_path / "p.json").read_text())
+    check(document)
+    assert document["name"] == "train.py" and document["device"] == "cpu"
+    assert {k: document["settings"][k] for k in ("model", "optimizer", "tokens", "dtype", "arguments")} == {
+        "model": "LlamaForCausalLM", "optimizer": "AdamW", "tokens": 2 * 2 * 96, "dtype": "float32", "arguments": ["2", "9"]}
+    assert "LigerRMSNorm" in document["arms"]["patched"]["patched"] and "train.py 2 9: LlamaForCausalLM" in text
+    for arm in document["arms"].values():
+        assert arm["tokens_per_s"] == pytest.approx(2 * 2 * 96 / arm["median_s"], rel=0.5)
+    assert (tmp_path / "out" / "trace-patched.json.gz").exists()
+    assert liger("profile", "--from", tmp_path / "p.json").strip().splitlines()[-1] == text.strip().splitlines()[-1]
+
+
+def test_loss_outside_the_model_and_frozen_weights(tmp_path):
+    pytest.importorskip("transformers")
+    script = written(tmp_path, MODEL, """
+        model = build().train()
+        model.model.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.lm_head.parameters(), lr=1e-3)
+        for _ in range(20):
+            ids = torch.randint(1024, (2, 96))
+            torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
+            optimizer.step()
+    """)
+    state, events = one_arm(script, arm="patched")
+    by_kind = {event["event"]: event for event in events}
+    assert state == {"status": "ok"} and by_kind["timed"]["losses"] == [] and by_kind["built"]["script"]["tokens"] == 2 * 96
+    head = 1024 * 64 * 4
+    assert by_kind["memory"]["state_bytes"]["gradients"] == head and by_kind["memory"]["state_bytes"]["optimizer"] == 0
+    assert set(by_kind["memory"]["peak_bytes"]) == {"forward", "loss", "backward", "optimizer"}
+
+
+@pytest.mark.parametrize(("arguments", "parts", "words"), [
+    ((1, 3), (MODEL, LOOP), "ended after 3 training steps of LlamaForCausalLM, which is too few: 1 to warm up, 2 to time"),
+    ((), (MODEL, "build()"), "made no torch optimizer of a transformers model's parameters"),
+    ((), ("raise KeyError('lost')",), "KeyError: 'lost'"),
+])
+def test_scripts_that_cannot_be_measured(arguments, parts, words, tmp_path):
+    pytest.importorskip("transformers")
+    state, _ = one_arm(written(tmp_path, *parts), *arguments)
+    assert state["status"] == "failed" and words in state["error"]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("none.py",), "none.py is no file"),
+    (("train.py", "--batch", 2), "a script has no use for --batch"),
+    (("train.py", "--no-checkpointing"), "a script has no use for --no-checkpointing"),
+    (("tiny", "--device", "cpu", "--", "--epochs"), "only a script (*.py) takes arguments"),
+])
+def test_script_refuses(arguments, words, tmp_path):
+    for package in ("transformers", "matplotlib"):
+        pytest.importorskip(package)
+    assert words in " ".join(liger("profile", *arguments, "--out", tmp_path / "out", code=2).replace("│", " ").split())

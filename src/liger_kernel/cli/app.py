@@ -198,7 +198,9 @@ def check_report(dtype, source, json):
 
 @app.command()
 def profile(
-    model: Model = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL_OR_SCRIPT]",
+                                                help=f"{MODEL_HELP[:-1]}; or a training script, *.py.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
     device: Device = "auto",
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 4.")] = None,
     seq: Annotated[int | None, typer.Option(min=2, help="Tokens a sequence; 512 on the CPU, 4096 on CUDA.")] = None,
@@ -214,15 +216,20 @@ def profile(
     source: From = None,
 ):
     """Say where one training step goes, as transformers ships it and patched: time by part, idle gaps, peak memory by phase."""
-    from liger_kernel.cli.profile import run, show_file
+    from liger_kernel.cli.profile import is_script, run, show_file
 
     check_report(dtype, source, json)
     if source is not None:
         raise typer.Exit(show_file(source, out))
     device = pick_device(device)
     model = model or ("tiny" if device == "cpu" else "llama3-8b")
-    raise typer.Exit(run(model, device, minutes, json, out or pathlib.Path("profile"), batch=batch, seq=seq, layers=layers, dtype=dtype,
-                         checkpointing=checkpointing, steps=steps, weights=weights))
+    if is_script(model):
+        refuse("a script", {"--batch": batch, "--seq": seq, "--layers": layers, "--dtype": dtype, "--weights": weights or None,
+                            "--no-checkpointing": None if checkpointing else False})
+    elif arguments:
+        raise typer.BadParameter(f"{' '.join(arguments)}: only a script (*.py) takes arguments of its own")
+    raise typer.Exit(run(model, device, minutes, json, out or pathlib.Path("profile"), arguments or (), batch=batch, seq=seq, layers=layers,
+                         dtype=dtype, checkpointing=checkpointing, steps=steps, weights=weights))
 
 
 @app.command()

@@ -30,8 +30,9 @@ class Child:
                 timer.start()
             try:
                 for line in self.process.stdout:
-                    if line.startswith(MARK):
-                        yield json.loads(line[len(MARK) :])
+                    _, mark, event = line.partition(MARK)  # behind what a script printed without ending its line
+                    if mark:
+                        yield json.loads(event)
             except BaseException:  # the command is interrupted: its worker goes too
                 self.process.kill()
                 raise

@@ -54,7 +54,8 @@ def compare(document):
     each = {name: distance(arms["baseline"], arms[name], window) for name in arms if name != "baseline"}
     ours, spread = each["liger"], each.get("spread")
     found = {"steps": steps, "window": window, "last_step": ours["steps"][-1] if steps else 0,
-             "differences": {name: {k: v for k, v in d.items() if not isinstance(v, list)} for name, d in each.items()}}
+             "differences": {name: {k: v for k, v in d.items() if not isinstance(v, list)} for name, d in each.items()},
+             "steps_over_limit": sum(v > limit for v in ours["raw"])}
     found["tokens"] = found["last_step"] * config["batch"] * config["seq"]
     found["complete"] = found["last_step"] >= config["steps"]
     found["passes"] = bool(steps) and ours["largest_smooth"] <= limit
@@ -64,6 +65,8 @@ def compare(document):
     verdict = "PASS" if found["passes"] else "FAIL"
     text = (f"{verdict}: over {found['tokens']:,} tokens the loss of {who} differs by at most {ours['largest_smooth']:.2g} relative "
             f"(smoothed over {window} logged steps; limit {limit:g}), {ours['largest_raw']:.2g} at any single step")
+    if found["steps_over_limit"]:
+        text += f" ({found['steps_over_limit']:,} of {steps:,} over the limit)"
     if spread and spread["largest_smooth"] is not None:
         over = spread["steps"][-1] * config["batch"] * config["seq"]
         text += f"; another seed's{'' if over >= found['tokens'] else f', over {over:,},'} by {spread['largest_smooth']:.2g} and "

@@ -1,7 +1,8 @@
 """`liger profile`: where one training step of a causal language model goes, as transformers ships it (`hf`) and patched.
 
-Each arm is a process of its own, from the same weights on the same tokens. Time is the median of a few steps; a further step gives
-peak memory by phase (phases.py), further ones the time by part (step/kinds.py) and the device's timeline (timeline.py).
+Each arm is a process of its own: a model with the same weights on the same tokens, or the user's script (script.py). Time is the median
+of a few steps; a further step gives peak memory by phase (phases.py), further ones the time by part (step/kinds.py) and the device's
+timeline (timeline.py).
 """
 
 import contextlib
@@ -30,6 +31,23 @@ def settings(model, device, defaults, layers, weights, **options):
         weights = str(pathlib.Path(model).resolve())
     chosen = defaults | {k: v for k, v in options.items() if v is not None}
     return chosen | {"device": device, "model": entries, "seed": 0, "weights": weights or None, "attention": "sdpa"}
+
+
+def is_script(model):
+    return model.endswith(".py")
+
+
+def settings_of_script(script, arguments, device, defaults, steps):
+    """The same of a user's script; what only its run tells, `with_facts` adds."""
+    if not pathlib.Path(script).is_file():
+        raise ValueError(f"{script} is no file")
+    return {"script": str(pathlib.Path(script).resolve()), "arguments": list(arguments), "device": device, "seed": 0,
+            "steps": steps or defaults["steps"], "warmup": defaults["warmup"], "dtype": "bfloat16"}
+
+
+def with_facts(config, results):
+    """A script's settings with what an arm saw: model, device, dtype, optimizer, tokens a step."""
+    return config | next((result["script"] for result in results.values() if "script" in result), {})
 
 
 def bars(console):
@@ -71,7 +89,7 @@ def run_arm(config, seconds, progress):
             progress.update(task, completed=event["step"], note=f"loss {event['loss']:.3f}, {event['seconds']:.2f} s")
         elif kind == "built":
             progress.update(task, note=f"{event['parameters'] / 1e9:.3f} G parameters")
-            result.update(parameters=event["parameters"])
+            result.update(event)
         elif kind == "patched":
             result.update(patched=event["report"])
         elif kind == "profiling":
@@ -80,12 +98,12 @@ def run_arm(config, seconds, progress):
             progress.update(task, completed=total - 2, note={"timed": "peak memory by phase", "memory": "profiling"}.get(kind, ""))
             result.update(event)
 
-    result |= collect("liger_kernel.cli.profile.worker", config, seconds, take)
+    result |= collect(f"liger_kernel.cli.profile.{'script' if 'script' in config else 'worker'}", config, seconds, take)
     progress.update(task, completed=total, note=result["status"])
     return result
 
 
-def run(model, device, minutes, json_path, out, **options):
+def run(model, device, minutes, json_path, out, arguments=(), **options):
     """Measures, prints, writes; 1 when an arm failed, none came to its end in time, or the losses disagree, 2 for a model that
     is none."""
     from liger_kernel.cli import require
@@ -93,7 +111,11 @@ def run(model, device, minutes, json_path, out, **options):
     require("transformers", "matplotlib", purpose="liger profile")
     console = record.console()
     try:
-        config = settings(model, device, CPU if device == "cpu" else CUDA, **options)
+        defaults = CPU if device == "cpu" else CUDA
+        if is_script(model):
+            config = settings_of_script(model, arguments, device, defaults, options["steps"])
+        else:
+            config = settings(model, device, defaults, **options)
     except ValueError as e:
         console.print(f"[red]{e}[/]", highlight=False)
         return 2
@@ -106,7 +128,10 @@ def run(model, device, minutes, json_path, out, **options):
                 trace.unlink()  # of an earlier run: an arm that fails leaves none
             left = minutes * 60 - (time.monotonic() - begun)
             results[arm] = run_arm(config | {"arm": arm, "trace": str(trace)}, left, progress)
-    return finish(record.document(device, name=model, settings=config, arms=results), json_path, out, console)
+    if is_script(model):
+        config = with_facts(config, results)
+    return finish(record.document(config["device"], name=pathlib.Path(model).name if is_script(model) else model, settings=config,
+                                  arms=results), json_path, out, console)
 
 
 def finish(document, json_path, out, console):

@@ -6,7 +6,8 @@ from liger_kernel.cli.bench.report import size
 from liger_kernel.cli.profile.phases import PHASES
 from liger_kernel.cli.record import figure
 from liger_kernel.cli.step.kinds import PARTS
-from liger_kernel.cli.step.report import AGREEMENT, COLOURS, describe, milliseconds
+from liger_kernel.cli.step.report import AGREEMENT, COLOURS, milliseconds
+from liger_kernel.cli.step.report import describe as describe_model
 
 
 def derive(document):
@@ -26,6 +27,15 @@ def derive(document):
     document["verdict"] = verdict(document)
 
 
+def describe(document):
+    s = document["settings"]
+    if "script" not in s:
+        return describe_model(document)
+    parameters = next((arm["parameters"] for arm in document["arms"].values() if "parameters" in arm), 0)
+    return (f"{' '.join([document['name'], *s['arguments']])}: {s.get('model', 'no model')}, {parameters / 1e6:,.1f} M parameters, on "
+            f"{document['device']}, {s.get('tokens', 0):,} tokens a step, {s.get('optimizer', 'no optimizer')}")
+
+
 def percent(share):
     return f"{share * 100:.0f} %" if share >= 0.1 or share == 0 else f"{share * 100:.1f} %"
 
@@ -42,6 +52,8 @@ def verdict(document):
     speed, before, after = ours["tokens_per_s"] / base["tokens_per_s"], percent(base["shares"][gained]), percent(ours["shares"][gained])
     text = (f"patched: {speed:.2f}x the tokens/s{overlap}; {gained} {before} -> {after} of the step; peak memory above the model "
             f"{size(base['peak_above_model'])} -> {size(ours['peak_above_model'])}")
+    if not base["losses"]:
+        return f"{text}; the model was given no labels, so the losses are not compared"
     return text if document["losses_agree"] else f"{text}; THE LOSSES DISAGREE by {document['max_loss_difference']:.1e}"
 
 
@@ -55,7 +67,7 @@ def rows(document):
         for arm in arms:
             try:
                 cells.append(text(arm))
-            except (KeyError, TypeError):  # not measured; None where the device has no such thing
+            except (KeyError, IndexError, TypeError):  # not measured; None where the device has no such thing
                 cells.append("")
         return what, cells
 

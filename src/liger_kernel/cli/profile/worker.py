@@ -39,11 +39,35 @@ def training(config):
     return model, optimizer, model.config.get_text_config().vocab_size
 
 
+def timed(losses, seconds, rates, warmup):
+    """What "timed" says of every step's loss, seconds and tokens/s."""
+    after = seconds[warmup:]
+    return {"losses": losses, "seconds": seconds, "median_s": statistics.median(after), "low_s": min(after), "high_s": max(after),
+            "tokens_per_s": statistics.median(rates[warmup:])}
+
+
+def activities(cuda):
+    import torch
+
+    return [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * cuda
+
+
+def report_profiled(profile, tables, cuda, trace):
+    """Emits "profiled": the medians of every profiled step's parts, and the last one's counts and timeline; writes that one's trace."""
+    from liger_kernel.cli.profile import timeline
+    from liger_kernel.cli.step.kinds import PARTS
+
+    if trace:
+        profile.export_chrome_trace(trace)
+    _, kernels, moved = tables[-1]
+    emit(event="profiled", parts_ms={name: statistics.median(parts[name] for parts, _, _ in tables) / 1e3 for name in PARTS},
+         kernels=kernels, driver_copies=moved, **timeline.facts(profile.events(), cuda))
+
+
 def main(config):
     import torch
 
     from liger_kernel.cli.demo.parts import marked
-    from liger_kernel.cli.profile import timeline
     from liger_kernel.cli.profile.phases import peaks_of_a_step
     from liger_kernel.cli.step import kinds
 
@@ -67,28 +91,20 @@ def main(config):
         losses.append(step(i))
         seconds.append(time.perf_counter() - start)
         emit(event="step", step=i + 1, loss=losses[-1], seconds=seconds[-1])
-    timed = seconds[config["warmup"] :]
-    emit(event="timed", losses=losses, seconds=seconds, median_s=statistics.median(timed), low_s=min(timed), high_s=max(timed),
-         tokens_per_s=config["batch"] * config["seq"] / statistics.median(timed))
+    emit(event="timed", **timed(losses, seconds, [config["batch"] * config["seq"] / s for s in seconds], config["warmup"]))
 
     state = step_worker.state_bytes(model, optimizer)
     peaks = peaks_of_a_step(model, optimizer, batches[count].to(device), state["weights"] + state["optimizer"])
     emit(event="memory", state_bytes=state, peak_bytes=peaks)
 
-    activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * cuda
     tables = []
     with marked(model):
         for i in range(count + 1, count + 1 + profiled):
-            with torch.profiler.profile(activities=activities) as profile:
+            with torch.profiler.profile(activities=activities(cuda)) as profile:
                 step(i)
-            events = profile.events()
-            tables.append(kinds.table(events, cuda, False, vocab))
+            tables.append(kinds.table(profile.events(), cuda, False, vocab))
             emit(event="profiling", step=i - count, of=profiled)
-    if config["trace"]:
-        profile.export_chrome_trace(config["trace"])
-    _, kernels, moved = tables[-1]
-    emit(event="profiled", parts_ms={name: statistics.median(parts[name] for parts, _, _ in tables) / 1e3 for name in kinds.PARTS},
-         kernels=kernels, driver_copies=moved, **timeline.facts(events, cuda))
+    report_profiled(profile, tables, cuda, config["trace"])
 
 
 def guarded(main):
