@@ -1,0 +1,13 @@
+"""mlp: a feed-forward layer."""
+
+from functools import partial
+
+from liger_kernel.cli.numerics.grid import words
+from liger_kernel.ops.mlp.cases import inputs
+from liger_kernel.ops.mlp.test_mlp import check
+
+
+def cases(device, dtype):
+    for regime, (rows, hidden, inner), scale in (("typical", (257, 128, 63), 1.0), ("tiny", (257, 128, 63), 1e-3),
+                                                 ("huge", (257, 128, 63), 10.0), ("long", (64, 4096, 32), 1.0)):
+        yield regime, words((rows, hidden, inner)), partial(check, inputs((rows,), hidden, inner, dtype, device, scale=scale))
