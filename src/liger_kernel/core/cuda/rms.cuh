@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(kRowMaxForwardThreads) rms_forward(Args a, int
   Vec<T> held[kVectors];
   Weights<T, W> weights[kVectors];
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) held[v] = column_of(v) < cols ? Vec<T>::load_streaming(x + column_of(v)) : Vec<T>{};
+  for (int v = 0; v < kVectors; ++v) held[v] = column_of(v) < cols ? Vec<T>::load(x + column_of(v)) : Vec<T>{};
   if constexpr (kAdds<Args>) {
     const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
     T* s = static_cast<T*>(a.s) + row * a.s_stride;
     Vec<T> other[kVectors];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) other[v] = column_of(v) < cols ? Vec<T>::load_streaming(residual + column_of(v)) : Vec<T>{};
+    for (int v = 0; v < kVectors; ++v) other[v] = column_of(v) < cols ? Vec<T>::load(residual + column_of(v)) : Vec<T>{};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float values[kSize], addends[kSize];

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads) forward_registers(ForwardA
     T* y = static_cast<T*>(a.y) + row * a.y_stride;
     Vec<T> held[kVectors];
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) held[v] = column_of(v) < cols ? Vec<T>::load_streaming(x + column_of(v)) : Vec<T>{};
+    for (int v = 0; v < kVectors; ++v) held[v] = column_of(v) < cols ? Vec<T>::load(x + column_of(v)) : Vec<T>{};
     float first[kSize], pivot = 0;
     Vec<T>::load(x).to_float(first);
 #pragma unroll

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kGatedThreads) forward_kernel(ForwardArgs a, G
 #pragma unroll
     for (int v = 0; v < kGatedForwardAccesses; ++v) {
       const int64_t j = spot.column + v * spot.step;
-      if (j + kSize <= a.cols) x[v] = Access::load_streaming(px + j);
+      if (j + kSize <= a.cols) x[v] = Access::load(px + j);
     }
 
     // 2. Compute and write; the last columns of a row that fill no vector go one by one.
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kGatedThreads) backward_kernel(BackwardArgs a,
     for (int v = 0; v < kGatedBackwardAccesses; ++v) {
       const int64_t j = spot.column + v * spot.step;
       if (j + kSize > a.cols) continue;
-      dy[v] = Access::load_streaming(pdy + j);
-      x[v] = Access::load_streaming(px + j);
+      dy[v] = Access::load(pdy + j);
+      x[v] = Access::load(px + j);
     }
 
     // 2. Compute and write.

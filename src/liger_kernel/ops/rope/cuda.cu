@@ -22,7 +22,6 @@ struct alignas(kSize * sizeof(T)) SmallVec {
   T values[kSize];
 
   __device__ __forceinline__ static SmallVec load(const T* p) { return *reinterpret_cast<const SmallVec*>(p); }
-  __device__ __forceinline__ static SmallVec load_streaming(const T* p) { return load(p); }
   __device__ __forceinline__ void store_streaming(T* p) const { *reinterpret_cast<SmallVec*>(p) = *this; }
   __device__ __forceinline__ void to_float(float (&v)[kSize]) const {
 #pragma unroll
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(kThreads) turn(RotateArgs a, Plan plan) {
     const Strides& s = is_q ? a.q_strides : a.k_strides;
     const T* x =
         static_cast<const T*>(is_q ? a.q : a.k) + b * s.batch + product(t, s.token) + product(is_q ? head : head - q_heads, s.head);
-    first[j] = V::load_streaming(x + from.first);
-    second[j] = V::load_streaming(x + from.second);
+    first[j] = V::load(x + from.first);
+    second[j] = V::load(x + from.second);
   }
 
   // 3. The pairs' cosines and sines. For the inverse, sin is negated and the two change places.
