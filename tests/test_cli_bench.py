@@ -1,6 +1,7 @@
 """`liger bench step`, and the files and plots of `liger bench`."""
 
 import json
+import pathlib
 import sys
 import time
 import types
@@ -72,7 +73,7 @@ def test_step_out_of_memory_is_a_result(monkeypatch):
         return step.run_arm(config, 60, lambda text: None)
 
     event = json.dumps({"event": "out of memory", "error": "full"})
-    assert child(f"print({'LIGER_EVENT ' + event!r})") == {"status": "out of memory", "error": "full"}
+    assert child(f"from liger_kernel.cli.child import emit; emit(**{json.loads(event)!r})") == {"status": "out of memory", "error": "full"}
     assert child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")["status"] == "out of memory"
     failed = child("raise KeyError('lost')")
     assert failed["status"] == "failed" and "KeyError: 'lost'" in failed["error"]
@@ -80,10 +81,27 @@ def test_step_out_of_memory_is_a_result(monkeypatch):
 
 def test_step_stops_in_time():
     assert "out of time" in liger("bench", "step", "tiny", "--device", "cpu", "--minutes", 0, "--arms", "hf", code=1)
-    child = Child([sys.executable, "-c", "import time; print('LIGER_EVENT {\"event\": \"a\"}', flush=True); time.sleep(60)"])
+    child = Child([sys.executable, "-c", "from liger_kernel.cli.child import emit; import time; emit(event='a'); time.sleep(60)"])
     start = time.monotonic()
-    assert [e["event"] for e in child.events(1)] == ["a"] and child.stopped and child.failure()
+    assert [e["event"] for e in child.events(4)] == ["a"] and child.stopped and child.failure()
     assert time.monotonic() - start < 20
+
+
+def test_worker_that_leaves_a_process_behind():
+    """Neither waited for nor left; what the worker prints, in any encoding, is no event."""
+    code = ("import subprocess, sys; from liger_kernel.cli.child import emit; sys.stdout.buffer.write(b'\\xff{}\\n');"
+            "sys.stderr.buffer.write(b'\\xff lost');"
+            "emit(event='a', pid=subprocess.Popen(['sleep', '60']).pid); sys.exit(3)")
+    child, start = Child([sys.executable, "-c", code]), time.monotonic()
+    (event,) = child.events()
+    assert time.monotonic() - start < 20 and child.failure().startswith("exit code 3: ") and "lost" in child.failure()
+    for _ in range(50):  # until the kernel has taken it away
+        state = pathlib.Path(f"/proc/{event['pid']}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the worker's process lives on")
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
@@ -91,7 +109,7 @@ def test_step_stops_in_time():
     (("tiny", "--arms", "hf,fast"), "--arms is 'hf,fast'"),
     (("tiny", "--arms", "hf,hf"), "each once"),
     (("tiny", "--dtype", "int8"), "--dtype is 'int8'"),
-    (("--from", "x.json", "--json", "y.json"), "nothing for --json to write"),
+    (("--from", "x.json", "--json", "y.json"), "it has no use for --device, --json"),
 ])
 def test_step_refuses(arguments, words):
     assert words in liger("bench", "step", *arguments, "--device", "cpu", code=2)
@@ -218,7 +236,7 @@ def test_bench_from_file(numbers, tmp_path):
     assert "two on" not in liger("bench", "one", "--from", numbers)
     assert "has no three" in liger("bench", "three", "--from", numbers, code=2)
     assert "no case matches" in liger("bench", "--from", numbers, "--match", "9x9", code=2)
-    assert "nothing for --json" in liger("bench", "--from", numbers, "--json", tmp_path / "x.json", code=2)
+    assert "no use for --json" in liger("bench", "--from", numbers, "--json", tmp_path / "x.json", code=2)
 
 
 def test_bench_rates(numbers):

@@ -1,6 +1,7 @@
 """`liger convergence`: a run that stops goes on bit for bit, equal arms are equal, a broken kernel is found, files read back."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
+from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner
 
 from liger_kernel.cli import convergence
 from liger_kernel.cli.app import app
+from liger_kernel.cli.child import Child
 from liger_kernel.cli.convergence import arms, checkpoint, data, report, settings
 from liger_kernel.cli.convergence.train import Log, learning_rate
 
@@ -78,8 +81,14 @@ def test_stopped_run_goes_on_bit_for_bit(given, whole, tmp_path):
     liger(*given, "--out", tmp_path, "--spread")
     for name in stopped:
         assert lasting(tmp_path / f"{name}.jsonl") == lasting(whole[0] / f"{name}.jsonl")
-    again = liger(*given, "--out", tmp_path, "--spread")
+    report_of_training, moved = (tmp_path / "report.json").read_text(), tmp_path / "moved.txt"
+    moved.write_bytes(given[-1].read_bytes())
+    again = liger(*given[:-1], moved, "--out", tmp_path, "--spread")
     assert "PASS" in again and "goes on" not in again
+    assert (tmp_path / "report.json").read_text() == report_of_training, "a call that trains nothing knows no better"
+    moved.write_bytes(given[-1].read_bytes()[::-1])
+    other = liger(*given[:-1], moved, "--out", tmp_path, "--spread", code=2)
+    assert "data was {" in other, "other text of as many tokens"
 
 
 def test_several_devices(given, whole, tmp_path, monkeypatch):
@@ -109,6 +118,45 @@ def test_an_arm_that_fails_ends_the_others(given, tmp_path, monkeypatch):
     each = convergence.arms_of(config, False, False, str(tmp_path / "broken.py"))
     with Progress(disable=True) as progress, pytest.raises(SystemExit, match="(?s)the arm liger failed.*broken on purpose"):
         arms.train(each, ["cpu", "cpu"], None, time.monotonic(), progress, lambda parameters: 0)
+
+
+@pytest.mark.parametrize("order", ["save", "stop"])
+def test_an_arm_that_dies_in_the_turn_of_another(monkeypatch, order):
+    worker = "from liger_kernel.cli.child import emit; emit(event='ready', step=0); input()"
+    monkeypatch.setattr(arms, "Child", lambda command, env: Child([sys.executable, "-c", worker], env))
+    with Progress(disable=True) as progress:
+        arm = arms.Arm({"arm": "liger", "steps": 1, "folder": ""}, progress)
+        arm.wait()
+        arm.child.process.kill()
+        arm.child.process.wait()
+        with pytest.raises(SystemExit, match="the arm liger failed, exit code -9"):
+            arm.stop() if order == "stop" else arm.order(order)
+
+
+def test_a_folder_without_a_step_holds_no_run(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(arms, "train", lambda *a: [])  # as of arms that fail before their first step
+    for rate in (0.1, 0.2):
+        liger(*given, "--out", tmp_path, "--lr", rate, code=1)
+    (tmp_path / "liger").mkdir()
+    for held in (tmp_path / "liger" / "state.json", tmp_path / "liger.jsonl"):  # of --log-every 100; of --checkpoint none
+        held.write_text('{"step": 3}\n')
+        assert "lr was 0.2, is 0.3" in liger(*given, "--out", tmp_path, "--lr", 0.3, code=2)
+        held.unlink()
+
+
+def test_settings_of_an_older_version_name_no_digest(tmp_path):
+    digests = [{"data": {"kind": "tokens"} | more} for more in ({}, {"digest": "a"}, {"digest": "b"})]
+    assert settings.differences(tmp_path / "older", digests[0]) == settings.differences(tmp_path / "older", digests[1]) == []
+    assert settings.differences(tmp_path, digests[1]) == [] and "data was" in settings.differences(tmp_path, digests[2])[0]
+
+
+def test_what_an_earlier_report_still_says(tmp_path):
+    assert convergence.earlier(tmp_path, []) == {}
+    there = {"patched": {"liger": "all"}, "parameters": 5, "date": "then", "limit": 0.01}
+    (tmp_path / "report.json").write_text(json.dumps(there))
+    assert convergence.earlier(tmp_path, ["baseline", "liger"]) == {}
+    assert convergence.earlier(tmp_path, ["spread"]) == {"patched": {"liger": "all"}}
+    assert convergence.earlier(tmp_path, []) == {"patched": {"liger": "all"}, "parameters": 5, "date": "then"}
 
 
 def test_control_arms_are_equal(given, tmp_path):
@@ -142,21 +190,24 @@ def test_refuses(given, whole, tmp_path):
     assert "holds a run of other settings (lr was" in other and "--fresh" in other
     (tmp_path / "vit.json").write_text('{"model_type": "vit"}')
     (tmp_path / "one.txt").write_text("a")
+    (tmp_path / "liger.jsonl").write_text("an old run")
     for arguments, words in (
-        (("nothing", "--out", tmp_path), "is neither one of 100m, "),
+        (("nothing", "--out", tmp_path, "--fresh"), "is neither one of 100m, "),
         ((tmp_path / "vit.json", "--device", "cpu", "--out", tmp_path), "names no vocab_size"),
-        (("tiny", "--device", "cpu", "--out", tmp_path, "--tokenizer", "bytes", "--data", tmp_path / "one.txt"), "the text has 2 tokens"),
+        (("tiny", "--device", "cpu", "--out", tmp_path, "--tokenizer", "bytes", "--data", tmp_path / "one.txt", "--fresh"),
+         "the text has 2 tokens"),
         (("tiny", "--plots", tmp_path), "--plots belongs to --from"),
         (("tiny", "--precision", "fp8"), "expected fp32 or bf16"),
         (("tiny", "--checkpoint", "some"), "expected full, compact or none"),
         (("tiny", "--synthetic", "--data", "x"), "takes the place of --data"),
         (("tiny", "--device", "cuda:99"), "is not there"),
         (("tiny", "--device", "cpu", "--out", tmp_path, "--tokens", 5), "no more than one step"),
-        (("tiny", "--device", "cpu", "--out", tmp_path, "--data", tmp_path / "none"), "is not there"),
+        (("tiny", "--device", "cpu", "--out", tmp_path, "--data", tmp_path / "none", "--fresh"), "is not there"),
         (("tiny", "--device", "cpu", "--out", tmp_path, "--tokenizer", "none"), "expected bytes, bpe or a folder"),
-        (("--from", out / "report.json", "--json", "x"), "nothing for --json to write"),
+        (("--from", out / "report.json", "--json", "x"), "it has no use for --json"),
     ):
         assert words in liger(*arguments, code=2).replace("\n", " "), arguments
+    assert (tmp_path / "liger.jsonl").exists(), "--fresh takes an old run away for one that begins"
 
 
 class Made:
@@ -234,6 +285,10 @@ def test_text_is_read_once(tmp_path):
     made = data.prepare(tmp_path / "out", [str(tmp_path / "in")], "bytes", 300, 1000)
     assert bytes(t for t in np.fromfile(made["path"], np.int32) if t < 256) == b"onetwo" and made["tokens"] == 8
     assert data.prepare(tmp_path / "out", [str(tmp_path / "in")], "bytes", 300, 1000, say=pytest.fail) == made
+    facts = next((tmp_path / "out").glob("*.json"))
+    facts.write_text(json.dumps({k: v for k, v in json.loads(facts.read_text()).items() if k != "digest"}))  # as of an older version
+    assert data.prepare(tmp_path / "out", [str(tmp_path / "in")], "bytes", 300, 1000) == made
+    assert json.loads(facts.read_text())["digest"] == made["digest"]
     with pytest.raises(ValueError, match="has 257 entries, the model's vocabulary 256"):
         data.prepare(tmp_path / "out", [str(tmp_path / "in")], "bytes", 256, 1000)
 
@@ -260,6 +315,24 @@ def test_sentence_says_how_far_the_other_seed_went(whole):
     assert "another seed's, over 192, by " in report.compare(document)["sentence"]
 
 
+@pytest.mark.parametrize(("ours", "seeds", "words"), [
+    (40, 3, "at any single step; another seed's, over 48, by 0.1 at any single step; not finished"),
+    (40, 8, "at any single step; another seed's, over 128, by 0.1 and 0.1; not finished"),
+    (1, 0, "PASS: over 16 tokens the loss of the run with the kernels differs by at most 0 relative"),
+])
+def test_a_report_of_few_steps(tmp_path, ours, seeds, words):
+    def log(steps, loss):
+        rows = [dict(step=i, tokens=16 * i, loss=loss, grad_norm=1.0, tokens_per_s=1.0, memory_bytes=1e9) for i in range(1, steps + 1)]
+        return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+    settings = dict(name="tiny", precision="fp32", steps=50, batch=1, seq=16, checkpoint="none")
+    document = dict(settings=settings, limit=0.01, parameters=None, device="cpu", data="tokens", patched={},
+                    arms={"baseline": log(40, 2.0), "liger": log(ours, 2.0), "spread": log(seeds, 2.2)})
+    assert convergence.finish(document, tmp_path, None, Console()) == 0
+    sentence = json.loads((tmp_path / "report.json").read_text())["found"]["sentence"]
+    assert words in sentence and sentence.endswith("without checkpoints the same command begins again.")
+
+
 def test_the_body_of_100m():
     """At least 100M parameters beside a vocabulary of at least 32 thousand."""
     n = settings.numbers("100m")
@@ -281,3 +354,5 @@ def test_differences():
     assert report.distance(one, {"step": [1], "loss": [float("nan")]}, 1)["largest_raw"] == float("inf")
     nan = report.distance(one, {"step": [1, 2, 3], "loss": [2.0, float("nan"), 2.0]}, 1)
     assert nan["largest_smooth"] == float("inf") and nan["smooth"][2] == 0
+    tiny = report.distance({"step": [1, 2], "loss": [1e-8, 0.0]}, {"step": [1, 2], "loss": [3e-8, 1e-8]}, 1)
+    assert tiny["raw"] == pytest.approx([2e-5, 1e-5]), "relative to 1e-3 nats"

@@ -97,7 +97,7 @@ def test_recording_raises_nothing_and_ends():
     (("--dtype", "int8"), "expected some of fp32,bf16,fp16"),
     (("--device", "tpu"), "is no device"),
     (("--device", "cuda:99"), "is not there"),
-    (("--from", "x.json", "--json", "y.json"), "nothing for --json to write"),
+    (("--from", "x.json", "--json", "y.json"), "it has no use for --json"),
 ])
 def test_refuses(arguments, words):
     assert words in liger(*arguments, code=2)

@@ -59,7 +59,8 @@ def test_profile(device, tmp_path):
     folder, out, path = tmp_path / "model", tmp_path / "out", tmp_path / "profile.json"
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(configs.config_of(configs.numbers("tiny"))).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(configs.numbers("tiny")))
+    assert "use_cache" in json.loads((folder / "config.json").read_text())  # as in published configurations
+    assert "has 2 layers, --layers is 3" in liger("profile", folder, "--weights", "--device", "cpu", "--layers", 3, code=2)
     text = liger("profile", folder, "--weights", "--device", device, "--layers", 1, "--batch", 2, "--seq", 128, "--steps", 2, "--json",
                  path, "--out", out)
     cells = ("n/a on the CPU", "head + loss, time") if device == "cpu" else ("launches", "device idle", "head + loss, kernel time")
@@ -88,7 +89,8 @@ def test_profile(device, tmp_path):
     (("tiny", "--device", "cuda:99"), "is not there"),
     (("tiny", "--dtype", "int8"), "expected bfloat16 or float32"),
     (("tiny", "--device", "cpu", "--weights"), "no folder with weights"),
-    (("--from", "x.json", "--json", "y.json"), "measures nothing"),
+    (("--from", "x.json", "--json", "y.json"), "measures nothing: it has no use for --json"),
+    (("llama3-8b", "--from", "x.json"), "it has no use for MODEL"),
 ])
 def test_profile_refuses(arguments, words, tmp_path):
     text = liger("profile", *arguments, "--out", tmp_path / "out", code=2)
@@ -213,16 +215,22 @@ MODEL = """
 LOOP = """
     accumulated, steps = map(int, sys.argv[1:])
     model, frozen = build().train(), build().eval()
+    unused = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for step in range(steps):
+        optimizer.zero_grad(set_to_none=True)
         for _ in range(accumulated):
             ids = torch.randint(1024, (2, 96))
             with torch.no_grad():
                 frozen(ids)
+                model(ids)  # as old probabilities are made
             (model(input_ids=ids, labels=ids).loss / accumulated).backward()
         optimizer.step()
-        optimizer.zero_grad()
-        print("step", step, end=" ")
+        optimizer.zero_grad(set_to_none=True)
+        model.eval()
+        model(ids)
+        model.train()
+        print("step", step, '{"event": "step"}', end=" ")
 """
 
 
@@ -249,7 +257,7 @@ def test_script(tmp_path):
     check(document)
     assert document["name"] == "train.py" and document["device"] == "cpu"
     assert {k: document["settings"][k] for k in ("model", "optimizer", "tokens", "dtype", "arguments")} == {
-        "model": "LlamaForCausalLM", "optimizer": "AdamW", "tokens": 2 * 2 * 96, "dtype": "float32", "arguments": ["2", "9"]}
+        "model": "LlamaForCausalLM", "optimizer": "SGD and AdamW", "tokens": 2 * 2 * 96, "dtype": "float32", "arguments": ["2", "9"]}
     assert "LigerRMSNorm" in document["arms"]["patched"]["patched"] and "train.py 2 9: LlamaForCausalLM" in text
     for arm in document["arms"].values():
         assert arm["tokens_per_s"] == pytest.approx(2 * 2 * 96 / arm["median_s"], rel=0.5)
@@ -257,29 +265,53 @@ def test_script(tmp_path):
     assert liger("profile", "--from", tmp_path / "p.json").strip().splitlines()[-1] == text.strip().splitlines()[-1]
 
 
-def test_loss_outside_the_model_and_frozen_weights(tmp_path):
+HEAD = 1024 * 64 * 4  # bytes of the head's weight, as of the embedding's
+
+
+@pytest.mark.parametrize("what", ["loss outside", "tuple", "embeddings"])
+def test_what_scripts_do(what, tmp_path):
+    """Losses computed outside, tuples, no token ids; frozen weights, gradients that are kept, an optimizer for each of two parameters;
+    the working directory and stdout changed, an exception that a bare except takes for one."""
     pytest.importorskip("transformers")
-    script = written(tmp_path, MODEL, """
-        model = build().train()
-        model.model.requires_grad_(False)
-        optimizer = torch.optim.SGD(model.lm_head.parameters(), lr=1e-3)
-        for _ in range(20):
-            ids = torch.randint(1024, (2, 96))
-            torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
-            optimizer.step()
+    call = {"loss outside": "torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten())",
+            "tuple": "model(ids, labels=ids, return_dict=False)[0]",
+            "embeddings": "model(input_ids=None, inputs_embeds=model.get_input_embeddings()(ids), labels=ids).loss"}[what]
+    script = written(tmp_path, MODEL, f"""
+        import os
+        os.mkdir({str(tmp_path / "elsewhere")!r})
+        os.chdir({str(tmp_path / "elsewhere")!r})
+        sys.stdout = open("log", "w")
+        model = build().train().requires_grad_(False)
+        both = [model.lm_head.requires_grad_(), model.model.embed_tokens.requires_grad_()]
+        optimizers = [torch.optim.AdamW(both[0].parameters(), lr=1e-3), torch.optim.SGD(both[1].parameters(), lr=1e-3)]
+        try:
+            for _ in range(20):
+                ids = torch.randint(1024, (2, 96))
+                {call}.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=False)
+        except:
+            sys.exit(1)
     """)
     state, events = one_arm(script, arm="patched")
     by_kind = {event["event"]: event for event in events}
-    assert state == {"status": "ok"} and by_kind["timed"]["losses"] == [] and by_kind["built"]["script"]["tokens"] == 2 * 96
-    head = 1024 * 64 * 4
-    assert by_kind["memory"]["state_bytes"]["gradients"] == head and by_kind["memory"]["state_bytes"]["optimizer"] == 0
-    assert set(by_kind["memory"]["peak_bytes"]) == {"forward", "loss", "backward", "optimizer"}
+    assert state == {"status": "ok"}, state
+    assert by_kind["built"]["script"]["tokens"] == 2 * 96 and by_kind["built"]["script"]["optimizer"] == "AdamW and SGD"
+    assert len(by_kind["timed"]["losses"]) == (0 if what == "loss outside" else 3)
+    state, peaks = by_kind["memory"]["state_bytes"], by_kind["memory"]["peak_bytes"]
+    assert state["gradients"] == 2 * HEAD and 2 * HEAD < state["optimizer"] < 2.1 * HEAD  # AdamW's moments of the head
+    assert set(peaks) == {"forward", "loss", "backward", "optimizer"} and min(peaks.values()) >= sum(state.values())
 
 
 @pytest.mark.parametrize(("arguments", "parts", "words"), [
     ((1, 3), (MODEL, LOOP), "ended after 3 training steps of LlamaForCausalLM, which is too few: 1 to warm up, 2 to time"),
     ((), (MODEL, "build()"), "made no torch optimizer of a transformers model's parameters"),
     ((), ("raise KeyError('lost')",), "KeyError: 'lost'"),
+    (("--help",), (MODEL, "import argparse; argparse.ArgumentParser().parse_args()"), "train.py ended and made no torch optimizer"),
+    ((), (MODEL, "torch.optim.SGD(build().parameters(), lr=1.0); input()"), "EOFError"),
+    ((), (MODEL, "model = build(); torch.optim.SGD(model.parameters(), lr=1.0); model.model(torch.ones(1, 4, dtype=int)); sys.exit(4)"),
+     "train.py ended with 4 without a call of LlamaForCausalLM in training"),
 ])
 def test_scripts_that_cannot_be_measured(arguments, parts, words, tmp_path):
     pytest.importorskip("transformers")

@@ -110,16 +110,32 @@ def refuse(option, others):
             raise typer.BadParameter(f"{option} has no use for {name}")
 
 
-def check_from(source, json, plots):
+def refuse_all_but(context, option, *allowed):
+    """BadParameter for parameters of the running command that were given and that `option` leaves without effect."""
+    def given(parameter):
+        source = context.get_parameter_source(parameter.name)
+        return parameter.name not in allowed and source is not None and source.name == "COMMANDLINE"
+
+    def name(parameter):
+        off = parameter.secondary_opts if context.params[parameter.name] is False else ()
+        return (*off, *parameter.opts)[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
+
+    names = [name(parameter) for parameter in context.command.params if given(parameter)]
+    if names:
+        raise typer.BadParameter(f"{option} has no use for {', '.join(names)}")
+
+
+def check_from(context, source, plots, *allowed):
     """--from measures nothing."""
-    if source is not None and json is not None:
-        raise typer.BadParameter("--from reads a file and measures nothing, so there is nothing for --json to write")
+    if source is not None:
+        refuse_all_but(context, "--from reads a file and measures nothing: it", "source", "plots", "out", *allowed)
     if plots is not None:
         require("matplotlib", purpose="--plots")
 
 
 @bench.command("ops")
 def bench_ops(
+    context: typer.Context,
     ops: Annotated[list[str] | None, typer.Argument(help="Ops to time; all that have a bench.py when left out.")] = None,
     device: Device = "auto",
     match: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
@@ -138,7 +154,7 @@ def bench_ops(
         raise typer.BadParameter(f"--heap is {heap!r}, expected warm, default or both")
     if against is not None and not (against / "liger_kernel").is_dir():
         raise typer.BadParameter(f"{against} has no folder liger_kernel")
-    check_from(source, json, plots)
+    check_from(context, source, plots, "ops", "match")
     if source is not None:
         raise typer.Exit(show_file(source, ops or [], match, plots))
     raise typer.Exit(run(ops or [], pick_device(device), match, rounds, compile, heap, against, json, plots))
@@ -146,6 +162,7 @@ def bench_ops(
 
 @bench.command("step")
 def bench_step(
+    context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="llama3-8b (when left out on CUDA), qwen2-7b, qwen2-0.5b, tiny (on the CPU), a folder "
                                                 "with a config.json, or such a file.")] = None,
     device: Device = "auto",
@@ -172,7 +189,7 @@ def bench_step(
         raise typer.BadParameter(f"--arms is {arms!r}, expected some of {','.join(ARMS)}, each once")
     if dtype not in (None, "bfloat16", "float32"):
         raise typer.BadParameter(f"--dtype is {dtype!r}, expected bfloat16 or float32")
-    check_from(source, json, plots)
+    check_from(context, source, plots)
     if source is not None:
         raise typer.Exit(show_file(source, plots))
     device = pick_device(device)
@@ -189,15 +206,16 @@ Checkpointing = Annotated[bool, typer.Option(help="Recompute each layer in backw
 Minutes = Annotated[float, typer.Option(min=0, help="Limit of the whole call; what has not finished is reported so.")]
 
 
-def check_report(dtype, source, json):
+def check_report(context, dtype, source):
     """The options that `profile` and `memory` share."""
     if dtype not in (None, "bfloat16", "float32"):
         raise typer.BadParameter(f"--dtype is {dtype!r}, expected bfloat16 or float32")
-    check_from(source, json, None)
+    check_from(context, source, None)
 
 
 @app.command()
 def profile(
+    context: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="[MODEL_OR_SCRIPT]",
                                                 help=f"{MODEL_HELP[:-1]}; or a training script, *.py.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
@@ -218,14 +236,13 @@ def profile(
     """Say where one training step goes, as transformers ships it and patched: time by part, idle gaps, peak memory by phase."""
     from liger_kernel.cli.profile import is_script, run, show_file
 
-    check_report(dtype, source, json)
+    check_report(context, dtype, source)
     if source is not None:
         raise typer.Exit(show_file(source, out))
     device = pick_device(device)
     model = model or ("tiny" if device == "cpu" else "llama3-8b")
     if is_script(model):
-        refuse("a script", {"--batch": batch, "--seq": seq, "--layers": layers, "--dtype": dtype, "--weights": weights or None,
-                            "--no-checkpointing": None if checkpointing else False})
+        refuse_all_but(context, "a script", "model", "arguments", "device", "steps", "minutes", "out", "json")
     elif arguments:
         raise typer.BadParameter(f"{' '.join(arguments)}: only a script (*.py) takes arguments of its own")
     raise typer.Exit(run(model, device, minutes, json, out or pathlib.Path("profile"), arguments or (), batch=batch, seq=seq, layers=layers,
@@ -234,6 +251,7 @@ def profile(
 
 @app.command()
 def memory(
+    context: typer.Context,
     model: Model = None,
     device: Device = "auto",
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step; 2 on the CPU, 4 on CUDA.")] = None,
@@ -255,16 +273,15 @@ def memory(
     """Measure a training step's peak memory, as transformers ships it and patched, beside what formulae predict."""
     from liger_kernel.cli.memory import run, show_file, show_predicted
 
-    check_report(dtype, source, json)
+    check_report(context, dtype, source)
     if fit not in (None, "batch", "seq"):
         raise typer.BadParameter(f"--fit is {fit!r}, expected batch or seq")
     if limit is not None and fit is None:
         raise typer.BadParameter("--limit belongs to --fit")
     if fit is not None:
-        refuse("--fit", {"--vocabs": vocabs, "--seqs": seqs})
+        refuse(f"--fit {fit}", {"--vocabs": vocabs, "--seqs": seqs, f"--{fit}": batch if fit == "batch" else seq})
     if predict:
-        refuse("--predict", {"MODEL": model, "--layers": layers, "--dtype": dtype, "--vocabs": vocabs, "--seqs": seqs, "--fit": fit,
-                             "--out": out, "--json": json, "--from": source})
+        refuse_all_but(context, "--predict", "predict", "batch", "seq", "checkpointing")
         raise typer.Exit(show_predicted(batch, seq, checkpointing))
     if source is not None:
         raise typer.Exit(show_file(source, out))
@@ -276,6 +293,7 @@ def memory(
 
 @app.command()
 def numerics(
+    context: typer.Context,
     ops: Annotated[list[str] | None, typer.Argument(help="Ops to measure; all, and a model's modules, when left out.")] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="Some of fp32,bf16,fp16.")] = "fp32,bf16,fp16",
@@ -289,7 +307,7 @@ def numerics(
     names = dict(zip(("fp32", "bf16", "fp16"), DTYPES, strict=True))
     if not set(dtype.split(",")) <= set(names):
         raise typer.BadParameter(f"--dtype is {dtype!r}, expected some of {','.join(names)}")
-    check_from(source, json, plots)
+    check_from(context, source, plots, "ops")
     if source is not None:
         raise typer.Exit(show_file(source, ops or [], plots))
     wanted = tuple(name for short, name in names.items() if short in dtype.split(","))
@@ -298,6 +316,7 @@ def numerics(
 
 @app.command()
 def convergence(
+    context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="tiny (when left out on the CPU), 100m (on CUDA), another preset of `liger bench "
                                                 "step`, a folder with a config.json, or such a file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda:N; cuda or auto: each arm on a device of its own if it can.")] = "auto",
@@ -337,7 +356,7 @@ def convergence(
         raise typer.BadParameter(f"--checkpoint is {checkpoint!r}, expected full, compact or none")
     if synthetic and data:
         raise typer.BadParameter("--synthetic takes the place of --data")
-    check_from(source, json, plots)
+    check_from(context, source, plots)
     if source is not None:
         raise typer.Exit(show_file(source, plots))
     if plots is not None:

@@ -1,4 +1,4 @@
-"""One benchmark process. Run by path with a JSON configuration as its argument; writes one marked JSON line per event.
+"""One benchmark process. Run by path with a JSON configuration as its argument; writes a JSON line an event.
 
 It is its own process so that malloc can be set up from the environment, and so that another package that provides
 liger_kernel can take this one's place (`package`): then only core/bench.py, this folder and the ops' ref.py, cases.py and
@@ -10,16 +10,18 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 import types
 
-MARK = "LIGER_EVENT "  # as in cli/child.py, which another package in our place does not have
+PIPE = int(os.environ.pop("LIGER_EVENT_PIPE", 1))  # as in cli/child.py, which another package in our place does not have
 PASSES = ("forward", "forward+backward")
 
 
 def emit(**event):
-    print(MARK + json.dumps(event), flush=True)
+    with open(PIPE, "w", closefd=False) as pipe:
+        pipe.write(json.dumps(event) + "\n")
 
 
 def wait_for_turn():

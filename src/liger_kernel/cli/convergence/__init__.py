@@ -40,6 +40,21 @@ def read_log(path):
     return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
 
 
+def last_step(out, name):
+    """The last step of an arm's log; 0 without one."""
+    return (read_log(out / f"{name}.jsonl").get("step") or [0])[-1]
+
+
+def earlier(out, begun):
+    """What a report in `out` says of the run that this call, which began the arms `begun`, cannot know; nothing without one."""
+    keys = () if PATCHED in begun else ("patched",) if begun else ("patched", "parameters", "date", "device", "environment", "commit")
+    try:
+        there = json.loads((out / "report.json").read_text())
+    except (OSError, ValueError):  # none, or one that was being written when its writer was killed
+        return {}
+    return {key: there[key] for key in keys if key in there}
+
+
 def prepare(config, folder, data, tokenizer, synthetic, console):
     """What --data and --synthetic say, as the workers' {kind, ...}."""
     from liger_kernel.cli.convergence.data import STANDARD
@@ -74,11 +89,6 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
 
     begun, console = time.monotonic(), record.console()
     devices = devices_of(device, 3 if spread else 2)
-    if fresh:
-        for path in [out / name for name in (BASELINE, PATCHED, SPREAD)] if out.exists() else []:
-            shutil.rmtree(path, ignore_errors=True)
-            path.with_suffix(".jsonl").unlink(missing_ok=True)
-        (out / "settings.json").unlink(missing_ok=True)
     try:
         config = settings(model, devices[0], tokens, **options)
         config |= {"data_seed": config["seed"], "control": control, "part_bytes": part_mb << 20, "folder": str(out.resolve())}
@@ -87,19 +97,27 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
     except ValueError as e:
         console.print(f"[red]{e}[/]", highlight=False)
         return 2
+    paths = [out / name for name in (BASELINE, PATCHED, SPREAD)]
+    if fresh:
+        for path in paths:
+            shutil.rmtree(path, ignore_errors=True)
+            path.with_suffix(".jsonl").unlink(missing_ok=True)
+        (out / "report.json").unlink(missing_ok=True)
+    if not any(last_step(out, path.name) or checkpoint.step_of(path) for path in paths):  # a run that failed before its first step is none
+        (out / "settings.json").unlink(missing_ok=True)
     other = differences(out, config | {"data": {k: v for k, v in config["data"].items() if k != "path"} | {"tokenizer": tokenizer}})
     if other:
         console.print(f"[red]{out} holds a run of other settings ({'; '.join(other)}); give another --out, or --fresh to begin again[/]",
                       highlight=False)
         return 2
     configs, arms = arms_of(config, spread, control, hook), []
-    waiting = [c for c in configs if (read_log(out / f"{c['arm']}.jsonl").get("step") or [0])[-1] < config["steps"]]
+    waiting = [c for c in configs if last_step(out, c["arm"]) < config["steps"]]
     if waiting:
         note = TextColumn("{task.fields[note]}")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
         with Progress(*columns, console=console) as progress:
             arms = train(waiting, devices, minutes, begun, progress, lambda n: checkpoint.bytes_of(n, config["checkpoint"]))
-    complete = all((read_log(out / f"{c['arm']}.jsonl").get("step") or [0])[-1] >= config["steps"] for c in configs)
+    complete = all(last_step(out, c["arm"]) >= config["steps"] for c in configs)
     if complete and not keep:
         for c in configs:
             shutil.rmtree(out / c["arm"], ignore_errors=True)
@@ -108,7 +126,7 @@ def run(model, device, out, *, tokens=None, data=(), tokenizer="bpe", synthetic=
     logs = {c["arm"]: read_log(out / f"{c['arm']}.jsonl") for c in configs}
     document = record.document(",".join(devices), settings={k: v for k, v in config.items() if k not in ("folder", "data")}, limit=limit,
                                data=config["data"]["kind"], parameters=parameters, patched=reports, complete=complete, arms=logs)
-    return finish(document, out, json_path, console)
+    return finish(document | earlier(out, [arm.name for arm in arms]), out, json_path, console)
 
 
 def finish(document, out, json_path, console):

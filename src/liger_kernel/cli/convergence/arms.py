@@ -1,6 +1,7 @@
 """Runs the arms: on one device in turns of some seconds, so that they always stand close, on several each alone on the next free one."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import sys
@@ -40,12 +41,20 @@ class Arm:
             else:
                 note = f"loss {event['loss']:.4f}, {event['tokens_per_s']:,.0f} tokens/s"
                 self.progress.update(self.task, completed=event["step"], note=note)
-        raise SystemExit(f"the arm {self.name} failed, {self.child.failure() or 'without a word'}")
+        raise self.failed()
+
+    def failed(self):
+        return SystemExit(f"the arm {self.name} failed, {self.child.failure() or 'without a word'}")
+
+    def say(self, do, **more):
+        """Gives an order."""
+        with contextlib.suppress(BrokenPipeError):  # it has died in another arm's turn: its events end, and then its exit code is known
+            self.child.process.stdin.write(json.dumps({"do": do} | more) + "\n")
+            self.child.process.stdin.flush()
 
     def order(self, do, **more):
-        """Gives an order and waits until it is done."""
-        self.child.process.stdin.write(json.dumps({"do": do} | more) + "\n")
-        self.child.process.stdin.flush()
+        """Gives an order and waits until it is done; SystemExit when the worker ended instead."""
+        self.say(do, **more)
         self.wait()
 
     def train(self, until):
@@ -56,12 +65,12 @@ class Arm:
             self.per_step = (time.monotonic() - start) / (self.step - before)
 
     def stop(self):
-        """Lets the worker end."""
-        if self.child.process.poll() is None:
-            self.child.process.stdin.write(json.dumps({"do": "stop"}) + "\n")
-            self.child.process.stdin.flush()
-            for _ in self.events:
-                pass
+        """Lets the worker end; SystemExit when it failed."""
+        self.say("stop")
+        for _ in self.events:
+            pass
+        if self.child.process.returncode:
+            raise self.failed()
 
     def kill(self):
         self.child.stop()

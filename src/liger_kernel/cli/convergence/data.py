@@ -120,8 +120,20 @@ def _encoder(sources, tokenizer, vocab):
     return encode, made.get_vocab_size()
 
 
+def _facts(path, made):
+    """What is kept beside a token file, with a digest of it, which alone tells another text of as many tokens."""
+    if "digest" not in made:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+        made["digest"] = digest.hexdigest()[:16]
+        path.with_suffix(".json").write_text(json.dumps(made) + "\n")
+    return made | {"path": str(path)}
+
+
 def prepare(folder, sources, tokenizer, vocab, wanted, say=lambda text: None):
-    """Makes a file of int32 tokens in `folder`, unless it is there: {kind, path, tokens, used}.
+    """Makes a file of int32 tokens in `folder`, unless it is there: {kind, path, tokens, used, digest}.
 
     Args:
         folder: kept between runs.
@@ -137,7 +149,7 @@ def prepare(folder, sources, tokenizer, vocab, wanted, say=lambda text: None):
     path = folder / f"tokens-{_key(sources, tokenizer, vocab, wanted)}.bin"
     facts = path.with_suffix(".json")
     if facts.exists():
-        return json.loads(facts.read_text()) | {"path": str(path)}
+        return _facts(path, json.loads(facts.read_text()))
     say("training a tokenizer" if tokenizer == "bpe" else "reading the text")
     encode, used = _encoder(sources, tokenizer, vocab)
     if used > vocab:
@@ -160,9 +172,7 @@ def prepare(folder, sources, tokenizer, vocab, wanted, say=lambda text: None):
             ids.tofile(file)
             count += len(ids)
     os.replace(partial, path)
-    made = {"kind": "tokens", "tokens": count, "used": used}
-    facts.write_text(json.dumps(made) + "\n")
-    return made | {"path": str(path)}
+    return _facts(path, {"kind": "tokens", "tokens": count, "used": used})
 
 
 class Tokens:

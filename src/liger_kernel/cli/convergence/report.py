@@ -12,6 +12,7 @@ from liger_kernel.cli.record import figure
 
 LINES = {"baseline": ("without the kernels", COLOURS[0]), "liger": ("with the kernels", COLOURS[4]),
          "spread": ("without, another seed", COLOURS[1])}
+LEAST = 1e-3  # nats; a hundredth of it is about the rounding of fp32 logits, beside which a smaller loss is nothing to measure by
 
 
 def smoothed(values, window):
@@ -25,12 +26,15 @@ def smoothed(values, window):
 
 
 def _relative(a, b):
-    return [abs(x - y) / abs(x) if math.isfinite(x) and math.isfinite(y) and x else (0.0 if x == y else math.inf)
+    return [abs(x - y) / max(abs(x), LEAST) if math.isfinite(x) and math.isfinite(y) else (0.0 if x == y else math.inf)
             for x, y in zip(a, b, strict=True)]
 
 
 def distance(one, other, window):
-    """How far a log's loss is from another's at the steps of both, relative: raw and smoothed, whole curves and largest values."""
+    """How far a log's loss is from another's at the steps of both, relative: raw and smoothed, whole curves and largest values.
+
+    Of fewer steps than `window` there is nothing smoothed, of none nothing at all: None.
+    """
     place = {step: i for i, step in enumerate(one.get("step", []))}
     pairs = [(place[step], j) for j, step in enumerate(other.get("step", [])) if step in place]
     steps = [one["step"][i] for i, _ in pairs]
@@ -67,13 +71,15 @@ def compare(document):
             f"(smoothed over {window} logged steps; limit {limit:g}), {ours['largest_raw']:.2g} at any single step")
     if found["steps_over_limit"]:
         text += f" ({found['steps_over_limit']:,} of {steps:,} over the limit)"
-    if spread and spread["largest_smooth"] is not None:
+    if spread and spread["steps"]:
         over = spread["steps"][-1] * config["batch"] * config["seq"]
-        text += f"; another seed's{'' if over >= found['tokens'] else f', over {over:,},'} by {spread['largest_smooth']:.2g} and "
-        text += f"{spread['largest_raw']:.2g}"
+        text += f"; another seed's{'' if over >= found['tokens'] else f', over {over:,},'} by "
+        text += f"{spread['largest_raw']:.2g} at any single step" if spread["largest_smooth"] is None else (
+            f"{spread['largest_smooth']:.2g} and {spread['largest_raw']:.2g}")
     if not found["complete"]:
         whole = config["steps"] * config["batch"] * config["seq"]
-        text += f"; not finished: {found['tokens']:,} of {whole:,} tokens, the same command goes on"
+        text += f"; not finished: {found['tokens']:,} of {whole:,} tokens, "
+        text += "without checkpoints the same command begins again" if config.get("checkpoint") == "none" else "the same command goes on"
     return found | {"sentence": text + "."}
 
 
@@ -113,10 +119,10 @@ def show(document, found, console):
         table.add_row(*cells)
     console.print(table)
     for name, one in found["differences"].items():
+        smooth = "" if one["largest_smooth"] is None else f"smoothed {one['largest_smooth']:.2e} (step {one['largest_smooth_step']}), "
         if one["largest_raw"] is not None:
             console.print(f"loss, {LINES[name][0]}: relative difference at most {one['largest_raw']:.2e} (step {one['largest_raw_step']}), "
-                          f"smoothed {one['largest_smooth']:.2e} (step {one['largest_smooth_step']}), mean {one['mean_raw']:.2e}",
-                          highlight=False)
+                          f"{smooth}mean {one['mean_raw']:.2e}", highlight=False)
 
 
 def plot_loss(path, document, found):

@@ -57,6 +57,7 @@ def differences(folder, config):
     own = json.loads(json.dumps({k: v for k, v in config.items() if k not in FREE}))
     if path.exists():
         there = json.loads(path.read_text())
+        there["data"] = {k: v for k, v in own["data"].items() if k == "digest"} | there["data"]  # one of an older version has none
         return [f"{k} was {there.get(k)!r}, is {own.get(k)!r}" for k in sorted(there.keys() | own.keys()) if there.get(k) != own.get(k)]
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(own, indent=1) + "\n")

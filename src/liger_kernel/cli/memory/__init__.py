@@ -85,8 +85,7 @@ def run_arm(config, seconds, progress):
 
 
 def run(model, device, minutes, json_path, out, *, vocabs, seqs, fit, limit, **options):
-    """Measures, prints, writes; 1 when an arm failed or none came to its end in time (out of memory is one), 2 for options that mean
-    nothing."""
+    """Measures, prints, writes; 1 when an arm failed or was out of time (out of memory is a finding), 2 for options that mean nothing."""
     from liger_kernel.cli import require
     from liger_kernel.cli.profile import bars, settings
 

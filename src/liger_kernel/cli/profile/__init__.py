@@ -26,6 +26,9 @@ def settings(model, device, defaults, layers, weights, **options):
 
     entries = configs.numbers(model, layers)
     if weights:
+        own = configs.numbers(model).get("num_hidden_layers")
+        if layers is not None and own is not None and layers > own:
+            raise ValueError(f"--weights: {model} has {own} layers, --layers is {layers}; leave one of the two out")
         if not any(True for pattern in ("*.safetensors", "pytorch_model*.bin") for _ in pathlib.Path(model).glob(pattern)):
             raise ValueError(f"--weights: {model} is no folder with weights (*.safetensors, pytorch_model*.bin)")
         weights = str(pathlib.Path(model).resolve())
@@ -99,13 +102,15 @@ def run_arm(config, seconds, progress):
             result.update(event)
 
     result |= collect(f"liger_kernel.cli.profile.{'script' if 'script' in config else 'worker'}", config, seconds, take)
+    if result["status"] == "ok" and "parts_ms" not in result:
+        result |= {"status": "failed", "error": "the process ended by itself before everything was measured"}
     progress.update(task, completed=total, note=result["status"])
     return result
 
 
 def run(model, device, minutes, json_path, out, arguments=(), **options):
-    """Measures, prints, writes; 1 when an arm failed, none came to its end in time, or the losses disagree, 2 for a model that
-    is none."""
+    """Measures, prints, writes; 1 when an arm failed or was out of time, or the losses disagree, 2 for a model that is none.
+    Out of memory is a finding."""
     from liger_kernel.cli import require
 
     require("transformers", "matplotlib", purpose="liger profile")
@@ -123,7 +128,7 @@ def run(model, device, minutes, json_path, out, arguments=(), **options):
     begun, results = time.monotonic(), {}
     with bars(console) as progress:
         for arm in ARMS:
-            trace = out / f"trace-{arm}.json.gz"
+            trace = out.resolve() / f"trace-{arm}.json.gz"
             with contextlib.suppress(FileNotFoundError):
                 trace.unlink()  # of an earlier run: an arm that fails leaves none
             left = minutes * 60 - (time.monotonic() - begun)

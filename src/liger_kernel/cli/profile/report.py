@@ -49,11 +49,14 @@ def verdict(document):
     base, ours = arms["hf"], arms["patched"]
     gained = max(PARTS, key=lambda part: base["shares"][part] - ours["shares"][part])
     overlap = " (step times overlap)" if base["low_s"] <= ours["high_s"] and ours["low_s"] <= base["high_s"] else ""
-    speed, before, after = ours["tokens_per_s"] / base["tokens_per_s"], percent(base["shares"][gained]), percent(ours["shares"][gained])
-    text = (f"patched: {speed:.2f}x the tokens/s{overlap}; {gained} {before} -> {after} of the step; peak memory above the model "
+    before, after = percent(base["shares"][gained]), percent(ours["shares"][gained])
+    speed, unit = base["median_s"] / ours["median_s"], "steps"
+    if base["tokens_per_s"]:
+        speed, unit = ours["tokens_per_s"] / base["tokens_per_s"], "tokens"
+    text = (f"patched: {speed:.2f}x the {unit}/s{overlap}; {gained} {before} -> {after} of the step; peak memory above the model "
             f"{size(base['peak_above_model'])} -> {size(ours['peak_above_model'])}")
     if not base["losses"]:
-        return f"{text}; the model was given no labels, so the losses are not compared"
+        return f"{text}; the model returned no loss, so the losses are not compared"
     return text if document["losses_agree"] else f"{text}; THE LOSSES DISAGREE by {document['max_loss_difference']:.1e}"
 
 
@@ -73,7 +76,7 @@ def rows(document):
 
     work = "kernel time" if cuda else "time"
     table = [
-        row("tokens/s (median step)", lambda r: f"{r['tokens_per_s']:,.0f}"),
+        row("tokens/s (median step)", lambda r: f"{r['tokens_per_s']:,.0f}" if r["tokens_per_s"] else "no tokens"),
         row("step", lambda r: f"{milliseconds(r['median_s'] * 1e3)} ({r['low_s'] * 1e3:.0f} to {r['high_s'] * 1e3:.0f})"),
         row("kernels", lambda r: f"{r['kernels']:,}"),
         row("launches", lambda r: f"{r['launches']:,}"),

@@ -52,7 +52,7 @@ def run_arm(config, seconds, say):
 
 
 def run(model, device, arms, minutes, json_path, plots, **options):
-    """Measures, prints, writes; 1 when an arm failed, none came to its end in time, or the losses disagree."""
+    """Measures, prints, writes; 1 when an arm failed or was out of time, or the losses disagree; out of memory is a finding."""
     from liger_kernel.cli import require
     from liger_kernel.cli.step import configs
 

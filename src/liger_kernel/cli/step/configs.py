@@ -54,5 +54,6 @@ def config_of(entries):
     """A transformers config object."""
     from transformers import AutoConfig
 
-    entries = {key: value for key, value in entries.items() if key not in ("torch_dtype", "dtype", "transformers_version", "architectures")}
+    others = ("torch_dtype", "dtype", "transformers_version", "architectures", "use_cache")
+    entries = {key: value for key, value in entries.items() if key not in others}
     return AutoConfig.for_model(entries.pop("model_type"), **entries, use_cache=False)

@@ -51,12 +51,12 @@ def build(config):
     return model
 
 
-def state_bytes(model, optimizer):
+def state_bytes(model, *optimizers):
     """{weights, gradients, optimizer}: what a training step needs whatever its code. Gradients of all that trains count in full, also
     where the peak comes before they are made."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    states = [v for state in optimizer.state.values() for v in state.values() if hasattr(v, "element_size")]
+    states = [v for optimizer in optimizers for state in optimizer.state.values() for v in state.values() if hasattr(v, "element_size")]
     return {"weights": weights, "gradients": gradients, "optimizer": sum(t.numel() * t.element_size() for t in states)}
 
 
