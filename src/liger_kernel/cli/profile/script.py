@@ -227,10 +227,11 @@ def main(config):
         runpy.run_path(str(script), run_name="__main__")
         if watch.stepped and not watch.done:  # the script ended behind its last step
             watch.next_step()
-    except Enough:
-        pass
     except SystemExit as e:
         ended = f" with {e.code!r}" if e.code else ""
+    except BaseException:  # Enough, or what the script made of it
+        if not watch.done:
+            raise
     if watch.done:
         os._exit(0)  # nothing of the script's is waited for
     if watch.model is None:
