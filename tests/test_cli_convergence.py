@@ -69,7 +69,18 @@ def test_report(whole):
     assert not (out / "liger").exists(), "the checkpoints of a run that has ended are dropped"
 
 
-def test_stopped_run_goes_on_bit_for_bit(given, whole, tmp_path):
+@pytest.fixture
+def hurried(monkeypatch):
+    """--minutes are over before an arm has started, however fast the machine: it trains a turn and is saved."""
+    train = arms.train
+
+    def hurry(configs, devices, minutes, begun, *rest):
+        return train(configs, devices, minutes and 1 / 60, time.monotonic(), *rest)
+
+    monkeypatch.setattr(arms, "train", hurry)
+
+
+def test_stopped_run_goes_on_bit_for_bit(given, whole, hurried, tmp_path):
     first = liger(*given, "--out", tmp_path, "--spread", "--minutes", 0.1, "--part-mb", 1)
     assert "not finished" in first and "the same command goes on" in first
     stopped = {name: len(lasting(tmp_path / f"{name}.jsonl")) for name in ("baseline", "liger", "spread")}
@@ -91,7 +102,7 @@ def test_stopped_run_goes_on_bit_for_bit(given, whole, tmp_path):
     assert "data was {" in other, "other text of as many tokens"
 
 
-def test_several_devices(given, whole, tmp_path, monkeypatch):
+def test_several_devices(given, whole, hurried, tmp_path, monkeypatch):
     """Each takes the next arm that waits; another division of the work is the same run, stopped or not."""
     begun = []
 
