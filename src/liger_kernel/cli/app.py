@@ -7,6 +7,7 @@ import typer
 import typer.core
 
 from liger_kernel.cli import require
+from liger_kernel.cli.options import check_from, refuse, refuse_all_but
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fused training kernels: what runs here, why, and how fast.")
 
@@ -101,36 +102,6 @@ class BenchGroup(typer.core.TyperGroup):
 
 bench = typer.Typer(cls=BenchGroup, help="Time ops (the word ops may be left out: `liger bench rms_norm`) or whole training steps.")
 app.add_typer(bench, name="bench")
-
-
-def refuse(option, others):
-    """BadParameter for one of `others`, {name: value}, that was given and that `option` leaves without effect."""
-    for name, value in others.items():
-        if value is not None:
-            raise typer.BadParameter(f"{option} has no use for {name}")
-
-
-def refuse_all_but(context, option, *allowed):
-    """BadParameter for parameters of the running command that were given and that `option` leaves without effect."""
-    def given(parameter):
-        source = context.get_parameter_source(parameter.name)
-        return parameter.name not in allowed and source is not None and source.name == "COMMANDLINE"
-
-    def name(parameter):
-        off = parameter.secondary_opts if context.params[parameter.name] is False else ()
-        return (*off, *parameter.opts)[0] if parameter.opts[0].startswith("-") else parameter.name.upper()
-
-    names = [name(parameter) for parameter in context.command.params if given(parameter)]
-    if names:
-        raise typer.BadParameter(f"{option} has no use for {', '.join(names)}")
-
-
-def check_from(context, source, plots, *allowed):
-    """--from measures nothing."""
-    if source is not None:
-        refuse_all_but(context, "--from reads a file and measures nothing: it", "source", "plots", "out", *allowed)
-    if plots is not None:
-        require("matplotlib", purpose="--plots")
 
 
 @bench.command("ops")

@@ -41,16 +41,11 @@ def is_script(model):
 
 
 def settings_of_script(script, arguments, device, defaults, steps):
-    """The same of a user's script; what only its run tells, `with_facts` adds."""
+    """The same of a user's script, but for what only its run tells."""
     if not pathlib.Path(script).is_file():
         raise ValueError(f"{script} is no file")
     return {"script": str(pathlib.Path(script).resolve()), "arguments": list(arguments), "device": device, "seed": 0,
             "steps": steps or defaults["steps"], "warmup": defaults["warmup"], "dtype": "bfloat16"}
-
-
-def with_facts(config, results):
-    """A script's settings with what an arm saw: model, device, dtype, optimizer, tokens a step."""
-    return config | next((result["script"] for result in results.values() if "script" in result), {})
 
 
 def bars(console):
@@ -133,10 +128,9 @@ def run(model, device, minutes, json_path, out, arguments=(), **options):
                 trace.unlink()  # of an earlier run: an arm that fails leaves none
             left = minutes * 60 - (time.monotonic() - begun)
             results[arm] = run_arm(config | {"arm": arm, "trace": str(trace)}, left, progress)
-    if is_script(model):
-        config = with_facts(config, results)
-    return finish(record.document(config["device"], name=pathlib.Path(model).name if is_script(model) else model, settings=config,
-                                  arms=results), json_path, out, console)
+    config |= next((result["script"] for result in results.values() if "script" in result), {})  # model, device, dtype as an arm saw them
+    name = pathlib.Path(model).name if "script" in config else model
+    return finish(record.document(config["device"], name=name, settings=config, arms=results), json_path, out, console)
 
 
 def finish(document, json_path, out, console):

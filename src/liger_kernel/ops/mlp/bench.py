@@ -12,15 +12,16 @@ CUDA = [(16384, 4096, 14336, torch.bfloat16), (16384, 896, 4864, torch.bfloat16)
 CPU = [(512, 1024, 2816, torch.float32), (512, 1024, 2816, torch.bfloat16)]
 
 
-def case(rows, hidden, inner, dtype, device):
+def case(rows, hidden, inner, dtype, device, ours=liger_mlp, how=""):
+    """`ours` takes what :func:`liger_mlp` does; `how` is added to the name."""
     def make():
         return tuple(t.requires_grad_() for t in inputs((rows,), hidden, inner, dtype, device))
 
     weights, activations = 3 * inner * hidden * dtype.itemsize, rows * hidden * dtype.itemsize
     return BenchCase(
-        name=f"{rows}x{hidden}x{inner} {str(dtype).removeprefix('torch.')}",
+        name=f"{rows}x{hidden}x{inner}{how} {str(dtype).removeprefix('torch.')}",
         make=make,
-        contenders={"liger": liger_mlp, "eager": eager},
+        contenders={"liger": ours, "eager": eager},
         forward_bytes=weights + 2 * activations,
         backward_bytes=2 * weights + 3 * activations,
         flops=3 * 2 * rows * 3 * inner * hidden,

@@ -14,6 +14,14 @@ def plain(x, *linears):
         for linear in linears)
 
 
+def one_node(module, x, otherwise, *multipliers):
+    """The module's three projections as one node where they are plain linears, else `otherwise(x)`."""
+    linears = module.gate_proj, module.up_proj, module.down_proj
+    if not plain(x, *linears):
+        return otherwise(x)
+    return LigerMLPFunction.apply(x, *(linear.weight for linear in linears), *multipliers)
+
+
 def refuse_bias(name, config):
     """ValueError when the configuration asks for biases."""
     if getattr(config, "mlp_bias", False):
@@ -37,9 +45,7 @@ class LigerMLP(LigerSwiGLUMLP):
         super().__init__(config)
 
     def forward(self, x):
-        if not plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            return super().forward(x)
-        return LigerMLPFunction.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return one_node(self, x, super().forward)
 
 
 class LigerFalconH1MLP(LigerFalconH1SwiGLUMLP):
@@ -50,7 +56,4 @@ class LigerFalconH1MLP(LigerFalconH1SwiGLUMLP):
         super().__init__(config)
 
     def forward(self, x):
-        if not plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            return super().forward(x)
-        return LigerMLPFunction.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight, self.gate_multiplier,
-                                      self.down_multiplier)
+        return one_node(self, x, super().forward, self.gate_multiplier, self.down_multiplier)

@@ -8,31 +8,14 @@ from torch import nn
 
 from liger_kernel.core.accuracy import assert_accurate, devices
 from liger_kernel.ops.geglu.modules import LigerGEGLUMLP
-from liger_kernel.ops.swiglu import liger_swiglu
 from liger_kernel.ops.swiglu.modules import LigerSwiGLUMLP
 from liger_kernel.ops.tiled_mlp import LigerTiledMLPFunction, apply_tiled_mlp
-from liger_kernel.ops.tiled_mlp.cases import DTYPES, SHAPES, bounds, inputs
+from liger_kernel.ops.tiled_mlp.cases import DTYPES, SHAPES, Layer, bounds, inputs
 from liger_kernel.ops.tiled_mlp.modules import LigerTiledGEGLUMLP, LigerTiledSwiGLUMLP
 from liger_kernel.ops.tiled_mlp.ref import eager, reference
 
 NAMES = ("y", "dx", "d gate", "d up", "d down")
 every_device = pytest.mark.parametrize("device", devices())
-
-
-class Layer(nn.Module):
-    """A SwiGLU layer of given weights, which need not be leaves."""
-
-    def __init__(self, gate, up, down):
-        super().__init__()
-        self.weights = [gate, up, down]
-
-    def parameters(self, recurse=True):
-        return iter(self.weights)
-
-    def forward(self, x):
-        gate, up, down = self.weights
-        linear = nn.functional.linear
-        return linear(liger_swiglu(linear(x, gate), linear(x, up)), down)
 
 
 def run(function, given, dy):
